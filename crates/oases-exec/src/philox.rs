@@ -1,0 +1,1 @@
+//! The counter-based random generator.

@@ -1,0 +1,2 @@
+//! The `oases` program.
+fn main() {}
