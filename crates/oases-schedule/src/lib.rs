@@ -1,5 +1,35 @@
 //! What a training step is: the model, its layout over ranks, and the schedule as a value.
+//!
+//! The one decision of this crate: a step is a list of instructions that is built, verified, printed, planned, simulated
+//! and executed as the same value. The alternative, a trainer that decides while it runs (hooks on an autograd graph),
+//! cannot be verified before the run, nor simulated without it.
+//!
+//! The folders are the pipeline: [`Model`] → [`passes`] → [`Schedule`] → [`verify()`] → [`plan()`].
 
+mod activations;
+mod dataflow;
+mod ids;
+mod lifetimes;
+mod mesh;
+mod model;
+mod parameters;
+pub mod passes;
+mod placement;
+mod schedule;
+mod statics;
+mod text;
 mod units;
+mod verify;
 
+pub use activations::{Moment, Need, Slot, Workspace};
+pub use ids::{BlockId, CollectiveId, PartId, Pass};
+pub use lifetimes::{Buffer, BufferKind, Operands, Plan, collective_bytes, plan};
+pub use mesh::{Axis, Coordinates, Layout, Mesh};
+pub use model::{Activation, Mask, Model, ModelError, NormKind, NormPlacement, Positions, divisors};
+pub use parameters::{GradientKind, Init, Parameter, Role, Shard};
+pub use passes::{Request, Variant};
+pub use schedule::{CollectiveKind, Extent, Instruction, Keep, Part, Schedule};
+pub use statics::{Placed, Purpose, Statics};
+pub use text::ParseError;
 pub use units::{Bytes, Flops, Span};
+pub use verify::{Rule, Violation, verify};

@@ -1,0 +1,202 @@
+//! Typed names of blocks, micro-batch parts and collectives; `Display` is their spelling in the text form.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// A residual block of the chain `embed, attn.0, mlp.0, …, head`.
+///
+/// The derived order groups blocks by kind; the order of computation is [`crate::Schedule::chain`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum BlockId {
+    /// Token and position embedding.
+    Embed,
+    /// Attention of a layer.
+    Attn(u32),
+    /// Multi-layer perceptron of a layer.
+    Mlp(u32),
+    /// Final normalisation, logits and cross-entropy.
+    Head,
+}
+
+impl fmt::Display for BlockId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            BlockId::Embed => write!(f, "embed"),
+            BlockId::Attn(layer) => write!(f, "attn.{layer}"),
+            BlockId::Mlp(layer) => write!(f, "mlp.{layer}"),
+            BlockId::Head => write!(f, "head"),
+        }
+    }
+}
+
+impl FromStr for BlockId {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<BlockId, String> {
+        let layer = |digits: &str| parse_number(digits).ok_or_else(|| format!("`{text}` is not a block"));
+        match text.split_once('.') {
+            None if text == "embed" => Ok(BlockId::Embed),
+            None if text == "head" => Ok(BlockId::Head),
+            Some(("attn", digits)) => Ok(BlockId::Attn(layer(digits)?)),
+            Some(("mlp", digits)) => Ok(BlockId::Mlp(layer(digits)?)),
+            _ => Err(format!("`{text}` is not a block (embed, attn.N, mlp.N or head)")),
+        }
+    }
+}
+
+/// A micro-batch, or one sub-batch of it: `m0`, `m0.a`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PartId {
+    /// Index of the micro-batch in the step.
+    pub micro: u32,
+    /// Index of the sub-batch in the micro-batch; `None` where the micro-batch is not split.
+    pub sub: Option<u8>,
+}
+
+impl PartId {
+    /// Sub-batches are named by one letter each.
+    pub const MAX_SUB_BATCHES: u32 = 26;
+
+    /// The unsplit micro-batch.
+    pub fn whole(micro: u32) -> PartId {
+        PartId { micro, sub: None }
+    }
+}
+
+impl fmt::Display for PartId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "m{}", self.micro)?;
+        match self.sub {
+            Some(sub) => write!(f, ".{}", (b'a' + sub) as char),
+            None => Ok(()),
+        }
+    }
+}
+
+impl FromStr for PartId {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<PartId, String> {
+        let parse = || {
+            let rest = text.strip_prefix('m')?;
+            let (digits, sub) = match rest.split_once('.') {
+                None => (rest, None),
+                Some((digits, letter)) => match letter.as_bytes() {
+                    [letter @ b'a'..=b'z'] => (digits, Some(letter - b'a')),
+                    _ => return None,
+                },
+            };
+            Some(PartId { micro: parse_number(digits)?, sub })
+        };
+        parse().ok_or_else(|| format!("`{text}` is not a micro-batch part (like m0 or m0.a)"))
+    }
+}
+
+/// The pass over the chain in which a collective belongs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Pass {
+    /// `f`: reduces what a forward produced.
+    Forward,
+    /// `r`: reduces what a recomputation produced again.
+    Recompute,
+    /// `b`: reduces the gradient of a block's input.
+    Backward,
+}
+
+impl Pass {
+    fn letter(self) -> char {
+        match self {
+            Pass::Forward => 'f',
+            Pass::Recompute => 'r',
+            Pass::Backward => 'b',
+        }
+    }
+}
+
+/// Names one collective of the step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum CollectiveId {
+    /// `f.attn.0.m0.a`: the result of one block on one part, in one pass.
+    Block {
+        /// Which pass produced it.
+        pass: Pass,
+        /// Which block produced it.
+        block: BlockId,
+        /// For which part of the batch.
+        part: PartId,
+    },
+    /// `g.0`: a bucket of parameter gradients.
+    Gradients(u32),
+    /// `norm`: the square of the gradient norm.
+    Norm,
+}
+
+impl fmt::Display for CollectiveId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CollectiveId::Block { pass, block, part } => write!(f, "{}.{block}.{part}", pass.letter()),
+            CollectiveId::Gradients(bucket) => write!(f, "g.{bucket}"),
+            CollectiveId::Norm => write!(f, "norm"),
+        }
+    }
+}
+
+impl FromStr for CollectiveId {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<CollectiveId, String> {
+        let bad = || format!("`{text}` is not a collective (like f.attn.0.m0.a, g.0 or norm)");
+        if text == "norm" {
+            return Ok(CollectiveId::Norm);
+        }
+        let (letter, rest) = text.split_once('.').ok_or_else(bad)?;
+        let pass = match letter {
+            "f" => Pass::Forward,
+            "r" => Pass::Recompute,
+            "b" => Pass::Backward,
+            "g" => return parse_number(rest).map(CollectiveId::Gradients).ok_or_else(bad),
+            _ => return Err(bad()),
+        };
+        // A block name has one segment (`embed`, `head`) or two (`attn.0`, `mlp.0`); the part follows.
+        let named = rest.starts_with("attn.") || rest.starts_with("mlp.");
+        let (at, _) = rest.match_indices('.').nth(usize::from(named)).ok_or_else(bad)?;
+        let (block, part) = rest.split_at(at);
+        Ok(CollectiveId::Block { pass, block: block.parse()?, part: part[1..].parse()? })
+    }
+}
+
+/// A decimal number without sign or leading zeros, so that every id has exactly one spelling.
+pub(crate) fn parse_number(digits: &str) -> Option<u32> {
+    let number: u32 = digits.parse().ok()?;
+    (number.to_string() == digits).then_some(number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_have_one_spelling_and_parse_back() {
+        for text in ["f.attn.0.m0.a", "b.mlp.12.m3", "r.head.m0.b", "f.embed.m10.z", "g.7", "norm"] {
+            assert_eq!(text.parse::<CollectiveId>().unwrap().to_string(), text);
+        }
+        for text in ["embed", "attn.0", "mlp.95", "head"] {
+            assert_eq!(text.parse::<BlockId>().unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn wrong_spellings_are_refused() {
+        for text in
+            ["", "f", "f.attn.0", "x.attn.0.m0", "f.attn.00.m0", "f.attn.0.m0.A", "g.", "f.mlp.m0", "é.m"]
+        {
+            assert!(text.parse::<CollectiveId>().is_err(), "{text}");
+        }
+        for text in ["attn", "attn.", "attn.-1", "attn.+1", "mlp.01", "embed.0"] {
+            assert!(text.parse::<BlockId>().is_err(), "{text}");
+        }
+        for text in ["m", "0", "m0.", "m0.ab", "m01", "m0.1"] {
+            assert!(text.parse::<PartId>().is_err(), "{text}");
+        }
+    }
+}

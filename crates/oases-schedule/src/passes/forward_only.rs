@@ -1,0 +1,19 @@
+//! `forward-only`: an evaluation.
+
+use crate::ids::{CollectiveId, Pass};
+use crate::passes::Request;
+use crate::schedule::{Instruction, Keep, Schedule};
+
+pub(super) fn forward_only(schedule: &Schedule, _: &Request) -> Schedule {
+    let keep = |instruction: &Instruction| match *instruction {
+        Instruction::Forward { block, part, .. } => {
+            Some(Instruction::Forward { block, part, keep: Keep::Nothing })
+        }
+        Instruction::Loss { .. } => Some(*instruction),
+        Instruction::Start { collective, .. } | Instruction::Sync { collective } => {
+            matches!(collective, CollectiveId::Block { pass: Pass::Forward, .. }).then_some(*instruction)
+        }
+        _ => None,
+    };
+    schedule.with_instructions(schedule.instructions.iter().filter_map(keep).collect())
+}

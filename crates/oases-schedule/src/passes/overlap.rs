@@ -1,0 +1,64 @@
+//! `overlap`: collectives run under whatever does not need their result.
+
+use crate::ids::{BlockId, CollectiveId, Pass};
+use crate::passes::Request;
+use crate::schedule::{Instruction, Schedule};
+
+/// Moves every `sync` to just before the first instruction that reads the result.
+pub(super) fn overlap(schedule: &Schedule, _: &Request) -> Schedule {
+    let mut waiting: Vec<CollectiveId> = Vec::new();
+    let mut instructions = Vec::with_capacity(schedule.instructions.len());
+    for instruction in &schedule.instructions {
+        if let Instruction::Sync { collective } = *instruction {
+            waiting.push(collective);
+            continue;
+        }
+        let readers = Readers { schedule, instruction };
+        for collective in waiting.extract_if(.., |collective| readers.reads(*collective)) {
+            instructions.push(Instruction::Sync { collective });
+        }
+        instructions.push(*instruction);
+    }
+    // What nobody reads is still waited for: its buffer must come back.
+    instructions.extend(waiting.into_iter().map(|collective| Instruction::Sync { collective }));
+    schedule.with_instructions(instructions)
+}
+
+struct Readers<'a> {
+    schedule: &'a Schedule,
+    instruction: &'a Instruction,
+}
+
+impl Readers<'_> {
+    /// Whether the instruction reads the collective's result. A recomputed output that nobody reads (the last of a
+    /// layer) counts as read by the backward of its own block, which ends the recomputation.
+    fn reads(&self, collective: CollectiveId) -> bool {
+        match (collective, *self.instruction) {
+            (
+                CollectiveId::Block { pass, block, part },
+                Instruction::Forward { block: reader, part: of, .. },
+            ) => part == of && pass == Pass::Forward && self.schedule.before(reader) == Some(block),
+            (
+                CollectiveId::Block { pass, block, part },
+                Instruction::Recompute { block: reader, part: of, .. },
+            ) => part == of && pass == Pass::Recompute && self.schedule.before(reader) == Some(block),
+            (
+                CollectiveId::Block { pass: Pass::Forward, block: BlockId::Head, part },
+                Instruction::Loss { part: of },
+            ) => part == of,
+            (
+                CollectiveId::Block { pass, block, part },
+                Instruction::Backward { block: reader, part: of },
+            ) => {
+                part == of
+                    && match pass {
+                        Pass::Forward => false,
+                        Pass::Recompute => reader == block,
+                        Pass::Backward => self.schedule.before(block) == Some(reader),
+                    }
+            }
+            (CollectiveId::Gradients(_), Instruction::Norm) | (CollectiveId::Norm, Instruction::Step) => true,
+            _ => false,
+        }
+    }
+}

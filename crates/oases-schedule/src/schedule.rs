@@ -1,0 +1,278 @@
+//! A schedule as a value: the instruction set, and one training step as a list of instructions.
+
+use std::fmt;
+
+use crate::ids::{BlockId, CollectiveId, PartId, Pass};
+use crate::mesh::{Axis, Layout};
+
+/// What a forward leaves behind for the backward pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Keep {
+    /// Nothing: an earlier block's kept input stands for it, or there is no backward.
+    Nothing,
+    /// The input of the block; a recomputation rebuilds the rest.
+    Input,
+    /// The input and everything that backward reads.
+    All,
+}
+
+impl Keep {
+    /// The spelling in the text form, after `keep=`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Keep::Nothing => "nothing",
+            Keep::Input => "input",
+            Keep::All => "all",
+        }
+    }
+}
+
+/// How far a recomputation goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Extent {
+    /// Up to what backward reads: the last matrix product of the block is left out.
+    Saved,
+    /// Up to the partial output, for the block that follows.
+    Output,
+}
+
+/// What a collective does with its buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum CollectiveKind {
+    /// The sum over the ranks, on every rank.
+    AllReduce,
+    /// Every rank's slot, on every rank.
+    AllGather,
+}
+
+impl CollectiveKind {
+    /// The spelling in the text form.
+    pub fn name(self) -> &'static str {
+        match self {
+            CollectiveKind::AllReduce => "all_reduce",
+            CollectiveKind::AllGather => "all_gather",
+        }
+    }
+}
+
+/// One instruction. The set is closed: the interpreter, the simulator and the verifier each match on it in one place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Instruction {
+    /// Partial output of a block from its input. First completes that input where it does not exist yet:
+    /// residual plus the reduced output of the block before.
+    Forward {
+        /// The block.
+        block: BlockId,
+        /// The part of the batch.
+        part: PartId,
+        /// What stays for backward.
+        keep: Keep,
+    },
+    /// Rebuilds from the kept input what backward reads.
+    Recompute {
+        /// The block.
+        block: BlockId,
+        /// The part of the batch.
+        part: PartId,
+        /// How far.
+        extent: Extent,
+    },
+    /// Loss of a part from the gathered statistics of its logits.
+    Loss {
+        /// The part of the batch.
+        part: PartId,
+    },
+    /// Partial gradient of a block's input, and the gradients of its parameters.
+    Backward {
+        /// The block.
+        block: BlockId,
+        /// The part of the batch.
+        part: PartId,
+    },
+    /// Starts a collective on the communication stream.
+    Start {
+        /// Which collective.
+        collective: CollectiveId,
+        /// What it does.
+        kind: CollectiveKind,
+        /// Over which axis of the mesh.
+        axis: Axis,
+    },
+    /// What follows may use the collective's result.
+    Sync {
+        /// Which collective.
+        collective: CollectiveId,
+    },
+    /// This rank's share of the squared gradient norm.
+    Norm,
+    /// Clips by the norm and updates the parameters.
+    Step,
+}
+
+impl Instruction {
+    /// The part of the batch it works on, if on one.
+    pub fn part(&self) -> Option<PartId> {
+        match *self {
+            Instruction::Forward { part, .. }
+            | Instruction::Recompute { part, .. }
+            | Instruction::Loss { part }
+            | Instruction::Backward { part, .. } => Some(part),
+            Instruction::Start { collective, .. } | Instruction::Sync { collective } => match collective {
+                CollectiveId::Block { part, .. } => Some(part),
+                CollectiveId::Gradients(_) | CollectiveId::Norm => None,
+            },
+            Instruction::Norm | Instruction::Step => None,
+        }
+    }
+
+    /// The same instruction on another part. Panics for one that works on none.
+    pub fn with_part(mut self, new: PartId) -> Instruction {
+        match &mut self {
+            Instruction::Forward { part, .. }
+            | Instruction::Recompute { part, .. }
+            | Instruction::Loss { part }
+            | Instruction::Backward { part, .. }
+            | Instruction::Start { collective: CollectiveId::Block { part, .. }, .. }
+            | Instruction::Sync { collective: CollectiveId::Block { part, .. } } => *part = new,
+            _ => panic!("`{self}` works on no part of the batch"),
+        }
+        self
+    }
+
+    /// The collective that completes what this instruction leaves partial.
+    pub fn produces(&self) -> Option<CollectiveId> {
+        match *self {
+            Instruction::Forward { block, part, .. } => {
+                Some(CollectiveId::Block { pass: Pass::Forward, block, part })
+            }
+            Instruction::Recompute { block, part, extent: Extent::Output } => {
+                Some(CollectiveId::Block { pass: Pass::Recompute, block, part })
+            }
+            Instruction::Backward { block, part } if block != BlockId::Embed => {
+                Some(CollectiveId::Block { pass: Pass::Backward, block, part })
+            }
+            Instruction::Norm => Some(CollectiveId::Norm),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Instruction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Instruction::Forward { block, part, keep } => {
+                write!(f, "forward   {block} {part} keep={}", keep.name())
+            }
+            Instruction::Recompute { block, part, extent: Extent::Saved } => {
+                write!(f, "recompute {block} {part}")
+            }
+            Instruction::Recompute { block, part, extent: Extent::Output } => {
+                write!(f, "recompute {block} {part} output")
+            }
+            Instruction::Loss { part } => write!(f, "loss      {part}"),
+            Instruction::Backward { block, part } => write!(f, "backward  {block} {part}"),
+            Instruction::Start { collective, kind, axis } => {
+                write!(f, "start     {collective} {} @{}", kind.name(), axis.name())
+            }
+            Instruction::Sync { collective } => write!(f, "sync      {collective}"),
+            Instruction::Norm => write!(f, "norm"),
+            Instruction::Step => write!(f, "step"),
+        }
+    }
+}
+
+/// A part of the batch and its size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Its name.
+    pub id: PartId,
+    /// Sequences in it.
+    pub sequences: u32,
+}
+
+/// One step of one pipeline stage, the same for all its TMP and data-parallel ranks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Schedule {
+    /// How it was built; a label without effect.
+    pub name: String,
+    /// Transformer layers of the chain.
+    pub layers: u32,
+    /// TMP degree of each block of the chain.
+    pub layout: Layout,
+    /// The parts of the batch, in sample order.
+    pub parts: Vec<Part>,
+    /// The step.
+    pub instructions: Vec<Instruction>,
+}
+
+impl Schedule {
+    /// Number of blocks: two per layer, embedding and head.
+    pub fn blocks(layers: u32) -> usize {
+        2 * layers as usize + 2
+    }
+
+    /// The blocks in the order of computation.
+    pub fn chain(&self) -> impl DoubleEndedIterator<Item = BlockId> + use<> {
+        let layers = (0..self.layers).flat_map(|layer| [BlockId::Attn(layer), BlockId::Mlp(layer)]);
+        std::iter::once(BlockId::Embed).chain(layers).chain(std::iter::once(BlockId::Head))
+    }
+
+    /// Where a block stands in the chain, or `None` where the chain has no such block.
+    pub fn position(&self, block: BlockId) -> Option<usize> {
+        match block {
+            BlockId::Embed => Some(0),
+            BlockId::Attn(layer) if layer < self.layers => Some(1 + 2 * layer as usize),
+            BlockId::Mlp(layer) if layer < self.layers => Some(2 + 2 * layer as usize),
+            BlockId::Head => Some(1 + 2 * self.layers as usize),
+            BlockId::Attn(_) | BlockId::Mlp(_) => None,
+        }
+    }
+
+    /// The block whose output this block reads.
+    pub fn before(&self, block: BlockId) -> Option<BlockId> {
+        match block {
+            BlockId::Embed => None,
+            BlockId::Attn(0) => Some(BlockId::Embed),
+            BlockId::Attn(layer) => Some(BlockId::Mlp(layer - 1)),
+            BlockId::Mlp(layer) => Some(BlockId::Attn(layer)),
+            BlockId::Head if self.layers == 0 => Some(BlockId::Embed),
+            BlockId::Head => Some(BlockId::Mlp(self.layers - 1)),
+        }
+    }
+
+    /// The block that reads this block's output.
+    pub fn after(&self, block: BlockId) -> Option<BlockId> {
+        match block {
+            BlockId::Embed if self.layers > 0 => Some(BlockId::Attn(0)),
+            BlockId::Attn(layer) => Some(BlockId::Mlp(layer)),
+            BlockId::Mlp(layer) if layer + 1 < self.layers => Some(BlockId::Attn(layer + 1)),
+            BlockId::Embed | BlockId::Mlp(_) => Some(BlockId::Head),
+            BlockId::Head => None,
+        }
+    }
+
+    /// TMP degree of a block of the chain.
+    pub fn degree(&self, block: BlockId) -> u32 {
+        self.layout.degree(self.position(block).expect("a block of the chain"))
+    }
+
+    /// Sequences in a part.
+    pub fn sequences(&self, part: PartId) -> Option<u32> {
+        self.parts.iter().find(|candidate| candidate.id == part).map(|found| found.sequences)
+    }
+
+    /// Sequences of the whole step.
+    pub fn batch(&self) -> u32 {
+        self.parts.iter().map(|part| part.sequences).sum()
+    }
+
+    /// Whether it updates the parameters; otherwise it only evaluates.
+    pub fn trains(&self) -> bool {
+        self.instructions.iter().any(|instruction| matches!(instruction, Instruction::Step))
+    }
+
+    /// The same header with other instructions.
+    pub(crate) fn with_instructions(&self, instructions: Vec<Instruction>) -> Schedule {
+        Schedule { instructions, ..self.clone() }
+    }
+}

@@ -1,0 +1,253 @@
+//! The text form of a schedule: the only serialized form. It prints and parses back to the same value.
+//!
+//! Four header lines, then one instruction a line; `;` starts a comment and blank lines are skipped:
+//!
+//! ```text
+//! schedule  oases
+//! layers    1
+//! tensor    2
+//! parts     m0.a=8 m0.b=8
+//!
+//! forward   attn.0 m0.a keep=input
+//! start     f.attn.0.m0.a all_reduce @tensor
+//! sync      f.attn.0.m0.a
+//! ```
+
+use std::fmt;
+
+use crate::ids::{PartId, parse_number};
+use crate::mesh::{Axis, Layout};
+use crate::schedule::{CollectiveKind, Extent, Instruction, Keep, Part, Schedule};
+
+/// More layers or parts than any machine holds; a bound so that a typo is not an allocation of terabytes.
+const MAX_LAYERS: u32 = 100_000;
+
+/// Why a text is not a schedule.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("line {line}: {message}")]
+pub struct ParseError {
+    /// The line, from 1.
+    pub line: usize,
+    /// What is wrong with it.
+    pub message: String,
+}
+
+impl fmt::Display for Schedule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "schedule  {}", self.name)?;
+        writeln!(f, "layers    {}", self.layers)?;
+        writeln!(f, "tensor    {}", DegreeRuns(&self.layout, self.layers))?;
+        write!(f, "parts    ")?;
+        for part in &self.parts {
+            write!(f, " {}={}", part.id, part.sequences)?;
+        }
+        writeln!(f, "\n")?;
+        self.instructions.iter().try_for_each(|instruction| writeln!(f, "{instruction}"))
+    }
+}
+
+/// The degrees of a layout, run-length coded: `2`, or `8*16 4*10`.
+struct DegreeRuns<'a>(&'a Layout, u32);
+
+impl fmt::Display for DegreeRuns<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(degree) = self.0.uniform_degree() {
+            return write!(f, "{degree}");
+        }
+        let degrees: Vec<u32> = (0..Schedule::blocks(self.1)).map(|block| self.0.degree(block)).collect();
+        let runs: Vec<String> = degrees
+            .chunk_by(|left, right| left == right)
+            .map(|run| format!("{}*{}", run[0], run.len()))
+            .collect();
+        write!(f, "{}", runs.join(" "))
+    }
+}
+
+/// Line number (from 1) of every instruction in the printed form of a schedule.
+pub(crate) fn printed_line(instruction: usize) -> usize {
+    // Four header lines and a blank one stand before the first instruction.
+    instruction + 6
+}
+
+impl Schedule {
+    /// Reads the text form. The result is well-formed but not verified; see [`crate::verify()`].
+    pub fn parse(text: &str) -> Result<Schedule, ParseError> {
+        let mut lines = text.lines().enumerate().filter_map(|(index, line)| {
+            let content = line.split(';').next().unwrap_or("").trim();
+            (!content.is_empty()).then_some((index + 1, content))
+        });
+        let end = text.lines().count().max(1);
+        let mut header = |key: &str| {
+            let (line, content) = lines.next().ok_or_else(|| error(end, format!("`{key}` line missing")))?;
+            match content.split_once(char::is_whitespace) {
+                Some((found, rest)) if found == key => Ok((line, rest.trim())),
+                _ => Err(error(line, format!("expected `{key} …`, found `{content}`"))),
+            }
+        };
+        let (_, name) = header("schedule")?;
+        let (line, layers) = header("layers")?;
+        let layers = parse_number(layers)
+            .filter(|&layers| layers <= MAX_LAYERS)
+            .ok_or_else(|| error(line, format!("`{layers}` is not a number of layers")))?;
+        let (line, tensor) = header("tensor")?;
+        let layout =
+            parse_layout(tensor, Schedule::blocks(layers)).map_err(|message| error(line, message))?;
+        let (line, parts) = header("parts")?;
+        let parts: Vec<Part> = parts
+            .split_whitespace()
+            .map(parse_part)
+            .collect::<Result<_, _>>()
+            .map_err(|message| error(line, message))?;
+        let instructions = lines
+            .map(|(line, content)| parse_instruction(content).map_err(|message| error(line, message)))
+            .collect::<Result<_, _>>()?;
+        Ok(Schedule { name: name.to_owned(), layers, layout, parts, instructions })
+    }
+}
+
+fn error(line: usize, message: String) -> ParseError {
+    ParseError { line, message }
+}
+
+fn parse_layout(text: &str, blocks: usize) -> Result<Layout, String> {
+    let bad = |run: &str| format!("`{run}` is not a TMP degree (like 2, or 8*16 for 16 blocks of degree 8)");
+    let degree = |text: &str| parse_number(text).filter(|&degree| degree > 0);
+    if let Some(degree) = degree(text) {
+        return Ok(Layout::uniform(degree, blocks));
+    }
+    let mut degrees = Vec::new();
+    for run in text.split_whitespace() {
+        let (value, count) = run.split_once('*').ok_or_else(|| bad(run))?;
+        let value = degree(value).ok_or_else(|| bad(run))?;
+        let count = parse_number(count).ok_or_else(|| bad(run))? as usize;
+        if degrees.len() + count > blocks {
+            return Err(format!("the degrees cover more than the {blocks} blocks of the chain"));
+        }
+        degrees.extend(std::iter::repeat_n(value, count));
+    }
+    if degrees.len() != blocks {
+        return Err(format!("the degrees cover {} of the {blocks} blocks of the chain", degrees.len()));
+    }
+    Ok(Layout::mixed(degrees))
+}
+
+fn parse_part(text: &str) -> Result<Part, String> {
+    let (id, sequences) =
+        text.split_once('=').ok_or_else(|| format!("`{text}` is not a part (like m0.a=8)"))?;
+    let sequences =
+        parse_number(sequences).ok_or_else(|| format!("`{sequences}` is not a number of sequences"))?;
+    Ok(Part { id: id.parse()?, sequences })
+}
+
+fn parse_instruction(content: &str) -> Result<Instruction, String> {
+    let words: Vec<&str> = content.split_whitespace().collect();
+    let part = |text: &str| text.parse::<PartId>();
+    Ok(match words.as_slice() {
+        ["forward", block, id, keep] => {
+            Instruction::Forward { block: block.parse()?, part: part(id)?, keep: parse_keep(keep)? }
+        }
+        ["recompute", block, id] => {
+            Instruction::Recompute { block: block.parse()?, part: part(id)?, extent: Extent::Saved }
+        }
+        ["recompute", block, id, "output"] => {
+            Instruction::Recompute { block: block.parse()?, part: part(id)?, extent: Extent::Output }
+        }
+        ["loss", id] => Instruction::Loss { part: part(id)? },
+        ["backward", block, id] => Instruction::Backward { block: block.parse()?, part: part(id)? },
+        ["start", collective, kind, axis] => Instruction::Start {
+            collective: collective.parse()?,
+            kind: parse_kind(kind)?,
+            axis: parse_axis(axis)?,
+        },
+        ["sync", collective] => Instruction::Sync { collective: collective.parse()? },
+        ["norm"] => Instruction::Norm,
+        ["step"] => Instruction::Step,
+        _ => return Err(format!("`{content}` is not an instruction")),
+    })
+}
+
+fn parse_keep(text: &str) -> Result<Keep, String> {
+    [Keep::Nothing, Keep::Input, Keep::All]
+        .into_iter()
+        .find(|keep| text.strip_prefix("keep=") == Some(keep.name()))
+        .ok_or_else(|| format!("`{text}` is not keep=nothing, keep=input or keep=all"))
+}
+
+fn parse_kind(text: &str) -> Result<CollectiveKind, String> {
+    [CollectiveKind::AllReduce, CollectiveKind::AllGather]
+        .into_iter()
+        .find(|kind| text == kind.name())
+        .ok_or_else(|| format!("`{text}` is not a collective operation (all_reduce, all_gather)"))
+}
+
+fn parse_axis(text: &str) -> Result<Axis, String> {
+    [Axis::Data, Axis::Pipeline, Axis::Tensor]
+        .into_iter()
+        .find(|axis| text.strip_prefix('@') == Some(axis.name()))
+        .ok_or_else(|| format!("`{text}` is not @data, @pipeline or @tensor"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "\
+schedule  by hand
+layers    1
+tensor    2*2 1*2
+parts     m0.a=2 m0.b=1
+
+forward   embed m0.a keep=nothing
+start     f.embed.m0.a all_reduce @tensor
+sync      f.embed.m0.a
+recompute mlp.0 m0.b output
+recompute mlp.0 m0.b
+loss      m0.a
+backward  attn.0 m0.a
+norm
+step
+";
+
+    #[test]
+    fn prints_what_it_parsed() {
+        let schedule = Schedule::parse(TEXT).unwrap();
+        assert_eq!(schedule.to_string(), TEXT);
+        assert_eq!(schedule.batch(), 3);
+        assert_eq!(TEXT.lines().nth(printed_line(0) - 1), Some("forward   embed m0.a keep=nothing"));
+    }
+
+    #[test]
+    fn comments_and_spacing_do_not_matter() {
+        let commented = TEXT.replace('\n', "  ; why\n\n").replace("  ", " ");
+        assert_eq!(Schedule::parse(&commented).unwrap(), Schedule::parse(TEXT).unwrap());
+    }
+
+    #[test]
+    fn errors_name_their_line() {
+        let table = [
+            ("", 1, "`schedule` line missing"),
+            ("schedule x\nlayers two", 2, "`two` is not a number of layers"),
+            ("schedule x\nlayers 4000000000", 2, "`4000000000` is not a number of layers"),
+            (
+                "schedule x\nlayers 1\ntensor 0",
+                3,
+                "`0` is not a TMP degree (like 2, or 8*16 for 16 blocks of degree 8)",
+            ),
+            ("schedule x\nlayers 1\ntensor 2*9", 3, "the degrees cover more than the 4 blocks of the chain"),
+            ("schedule x\nlayers 1\ntensor 2*3", 3, "the degrees cover 3 of the 4 blocks of the chain"),
+            ("schedule x\nlayers 1\ntensor 2\nparts m0", 4, "`m0` is not a part (like m0.a=8)"),
+        ];
+        for (text, line, message) in table {
+            assert_eq!(Schedule::parse(text), Err(error(line, message.into())), "{text}");
+        }
+        for (wrong, message) in [
+            ("jump attn.0 m0", "`jump attn.0 m0` is not an instruction"),
+            ("forward attn.0 m0 keep=some", "`keep=some` is not keep=nothing, keep=input or keep=all"),
+            ("start f.attn.0.m0 sum @tensor", "`sum` is not a collective operation (all_reduce, all_gather)"),
+            ("start g.0 all_reduce tensor", "`tensor` is not @data, @pipeline or @tensor"),
+        ] {
+            let text = format!("schedule x\nlayers 1\ntensor 1\nparts m0=1\n; why\n{wrong}");
+            assert_eq!(Schedule::parse(&text), Err(error(6, message.into())));
+        }
+    }
+}

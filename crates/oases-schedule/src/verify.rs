@@ -1,0 +1,98 @@
+//! The verifier: one function, which returns every violation with its line in the printed schedule.
+//!
+//! 1. *header*: layers, parts and sequences are at least one, parts are distinct and in sample order, and one TMP degree
+//!    holds for all blocks.
+//! 2. *names*: blocks, parts and buckets that an instruction names exist.
+//! 3. *forward*: each block runs forward on each part exactly once.
+//! 4. *whole*: nothing is read before it is written and reduced, while a collective writes it, or after its life; nothing
+//!    is overwritten while it lives.
+//! 5. *kept*: what forwards keep is exactly what recomputation and backward read.
+//! 6. *recompute*: what backward reads is kept or rebuilt, once, between forward and backward.
+//! 7. *loss*: each part has one loss, between the head's forward and its backward.
+//! 8. *backward*: in a training step, each block runs backward on each part exactly once, on a gradient that has arrived.
+//! 9. *order*: each block adds up the gradients of the parts in sample order, so that every schedule rounds alike.
+//! 10. *collectives*: each reduces a partial sum, with the operation and axis that belong to it, is started once and synced
+//!     once after that; a group of one has none. All ranks run the same list, so all start them in the same order.
+//! 11. *reduced*: partial parameter gradients are reduced once after the last backward and before the norm, and the norm
+//!     before the step.
+//! 12. *step*: norm and step come once each and end the schedule.
+
+use std::fmt;
+
+use crate::dataflow::Dataflow;
+use crate::schedule::Schedule;
+use crate::text::printed_line;
+
+/// A rule of the list above.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[allow(missing_docs, reason = "the module's list describes each")]
+pub enum Rule {
+    Header = 1,
+    Names,
+    Forward,
+    Whole,
+    Kept,
+    Recompute,
+    Loss,
+    Backward,
+    Order,
+    Collectives,
+    Reduced,
+    Step,
+}
+
+/// A broken rule and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// Line of the printed schedule, from 1; the line after the last where something is missing.
+    pub line: usize,
+    /// Which rule.
+    pub rule: Rule,
+    /// What is wrong.
+    pub message: String,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rule = format!("{:?}", self.rule).to_lowercase();
+        write!(f, "line {}: {} (rule {}, {rule})", self.line, self.message, self.rule as u32)
+    }
+}
+
+/// Checks every rule. An empty list means that the schedule can be planned, simulated and executed.
+pub fn verify(schedule: &Schedule) -> Vec<Violation> {
+    let mut violations = header(schedule);
+    if !violations.is_empty() {
+        // The rules below speak of blocks and parts; without a sound header they would only repeat its faults.
+        return violations;
+    }
+    let mut dataflow = Dataflow::new(schedule);
+    for (index, instruction) in schedule.instructions.iter().enumerate() {
+        let (_, broken) = dataflow.advance(instruction);
+        let line = printed_line(index);
+        violations.extend(broken.into_iter().map(|(rule, message)| Violation { line, rule, message }));
+    }
+    let line = printed_line(schedule.instructions.len());
+    violations.extend(dataflow.finish().into_iter().map(|(rule, message)| Violation { line, rule, message }));
+    violations
+}
+
+fn header(schedule: &Schedule) -> Vec<Violation> {
+    let mut messages = Vec::new();
+    let mut check = |holds: bool, line: usize, message: &str| {
+        if !holds {
+            messages.push(Violation { line, rule: Rule::Header, message: message.to_owned() });
+        }
+    };
+    check(schedule.layers > 0, 2, "a chain has at least one layer");
+    check(
+        schedule.layout.uniform_degree().is_some(),
+        3,
+        "blocks of different TMP degrees cannot be executed yet",
+    );
+    check(!schedule.parts.is_empty(), 4, "a batch has at least one part");
+    check(schedule.parts.iter().all(|part| part.sequences > 0), 4, "a part has at least one sequence");
+    let ordered = schedule.parts.is_sorted_by(|left, right| left.id < right.id);
+    check(ordered, 4, "parts are distinct and in sample order");
+    messages
+}

@@ -1,0 +1,3 @@
+//! Tests of whole schedules: what the builders make verifies, communicates as often as it should, and fits its plan.
+
+mod builders;
