@@ -7,55 +7,40 @@ use crate::activations::Slot;
 use crate::ids::{BlockId, CollectiveId, PartId, Pass};
 use crate::mesh::Axis;
 use crate::schedule::{CollectiveKind, Extent, Instruction, Keep, Schedule};
+use crate::value::{Touch, Value, collective_value, expected_kind};
 use crate::verify::Rule;
-
-/// A value that flows between instructions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Value {
-    /// `x[k]`.
-    Input(BlockId, PartId),
-    /// What a block put out: partial until reduced.
-    Output(BlockId, PartId),
-    /// Everything backward reads besides the input.
-    Saved(BlockId, PartId),
-    /// Gradient of a block's input: partial until reduced.
-    Gradient(BlockId, PartId),
-}
 
 /// Whether a value may be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Condition {
-    /// One term of a sum over the group.
-    Partial,
-    /// A collective is writing it.
-    InFlight,
+    /// One term of a sum over the group, which this collective completes.
+    Partial(CollectiveId),
+    /// This collective is writing it.
+    InFlight(CollectiveId),
     /// Complete.
     Whole,
 }
 
-/// One operand of an instruction.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Touch {
-    /// Reads or updates a value in place.
-    Use(Value, Slot),
-    /// Writes a new value.
-    Create(Value, Slot),
-    /// Completes the first value in place; from here on it is the second.
-    Become(Value, Value, Slot),
+/// The gradients that are added up in one place, and the turn of one backward there. A tied head adds to the table of the
+/// embedding, so these two share a place: within a micro-batch first the head's parts, then the embedding's.
+type Turn = (u32, bool, Option<u8>);
+
+fn turn(block: BlockId, part: PartId) -> (BlockId, Turn) {
+    let place = if block == BlockId::Head { BlockId::Embed } else { block };
+    (place, (part.micro, block == BlockId::Embed, part.sub))
 }
 
 /// The state of a walk over a schedule.
 pub(crate) struct Dataflow<'a> {
     schedule: &'a Schedule,
     values: BTreeMap<Value, Condition>,
-    /// Inputs that a forward kept, and whether backward or recomputation read them.
-    kept: BTreeMap<Value, bool>,
-    /// Inputs that end with the next block's forward.
+    /// Inputs that no forward kept: they end with the next block's forward, the head's with the loss.
     passing: BTreeSet<Value>,
     forwarded: BTreeSet<(BlockId, PartId)>,
     backwarded: BTreeSet<(BlockId, PartId)>,
     lost: BTreeSet<PartId>,
-    last_backward: BTreeMap<BlockId, PartId>,
+    /// The last backward that added to each place of gradients.
+    last_backward: BTreeMap<BlockId, (Turn, BlockId, PartId)>,
     /// Gradient buckets and the norm, once started; whole once synced.
     reductions: BTreeMap<CollectiveId, Condition>,
     started: BTreeSet<CollectiveId>,
@@ -70,7 +55,6 @@ impl<'a> Dataflow<'a> {
         Dataflow {
             schedule,
             values: BTreeMap::new(),
-            kept: BTreeMap::new(),
             passing: BTreeSet::new(),
             forwarded: BTreeSet::new(),
             backwarded: BTreeSet::new(),
@@ -107,32 +91,57 @@ impl<'a> Dataflow<'a> {
 
     /// What is violated by the schedule ending here.
     pub(crate) fn finish(mut self) -> Vec<(Rule, String)> {
-        let unfinished = |condition: &Condition| *condition == Condition::InFlight;
-        let values = self.values.iter().filter(|(_, c)| unfinished(c)).map(|(value, _)| format!("{value:?}"));
-        let reductions =
-            self.reductions.iter().filter(|(_, c)| unfinished(c)).map(|(name, _)| name.to_string());
-        for name in values.chain(reductions).collect::<Vec<_>>() {
-            self.violate(Rule::Collectives, format!("the collective on {name} is never synced"));
-        }
-        for part in self.schedule.parts.iter().map(|part| part.id) {
-            for block in self.schedule.chain() {
-                if !self.forwarded.contains(&(block, part)) {
-                    self.violate(Rule::Forward, format!("no forward {block} {part}"));
+        for (value, condition) in std::mem::take(&mut self.values) {
+            match (value, condition) {
+                (_, Condition::InFlight(collective)) => self.never_synced(collective),
+                (_, Condition::Partial(_)) => {
+                    self.violate(Rule::Collectives, format!("the {value} is never reduced"));
                 }
-                if self.schedule.trains() && !self.backwarded.contains(&(block, part)) {
-                    self.violate(Rule::Backward, format!("no backward {block} {part}"));
+                (Value::Input(..) | Value::Saved(..), _) if !self.passing.contains(&value) => {
+                    self.violate(Rule::Kept, format!("the {value} is kept and never read"));
                 }
-            }
-            if !self.lost.contains(&part) {
-                self.violate(Rule::Loss, format!("no loss {part}"));
+                // The output of a layer that is recomputed to its end goes unread, as in Megatron-LM.
+                _ => {}
             }
         }
-        let unread: Vec<Value> =
-            self.kept.iter().filter(|(_, read)| !**read).map(|(value, _)| *value).collect();
-        for value in unread {
-            self.violate(Rule::Kept, format!("{value:?} is kept and never read"));
+        for (collective, condition) in std::mem::take(&mut self.reductions) {
+            if condition != Condition::Whole {
+                self.never_synced(collective);
+            }
+        }
+        self.missing(Rule::Forward, "forward", |walk| &walk.forwarded);
+        if self.stepped {
+            self.missing(Rule::Backward, "backward", |walk| &walk.backwarded);
+        } else if self.norm || !self.backwarded.is_empty() {
+            self.violate(Rule::Step, "gradients without a step".into());
+        }
+        for part in &self.schedule.parts {
+            if !self.lost.contains(&part.id) {
+                self.violations.push((Rule::Loss, format!("no loss {}", part.id)));
+            }
         }
         self.violations
+    }
+
+    fn never_synced(&mut self, collective: CollectiveId) {
+        self.violate(Rule::Collectives, format!("{collective} is never synced"));
+    }
+
+    /// One violation for all missing instructions of a kind; there can be as many as layers times parts.
+    fn missing(&mut self, rule: Rule, kind: &str, done: impl Fn(&Self) -> &BTreeSet<(BlockId, PartId)>) {
+        let count = self.instances() - done(self).len();
+        let parts = self.schedule.parts.iter().map(|part| part.id);
+        let all = parts.flat_map(|part| self.schedule.chain().map(move |block| (block, part)));
+        let Some((block, part)) = all.into_iter().find(|instance| !done(self).contains(instance)) else {
+            return;
+        };
+        let others = if count > 1 { format!(", nor {} others", count - 1) } else { String::new() };
+        self.violate(rule, format!("no {kind} {block} {part}{others}"));
+    }
+
+    /// Blocks times parts.
+    fn instances(&self) -> usize {
+        self.schedule.parts.len() * Schedule::blocks(self.schedule.layers)
     }
 
     fn violate(&mut self, rule: Rule, message: String) {
@@ -152,40 +161,43 @@ impl<'a> Dataflow<'a> {
             self.violate(Rule::Names, format!("the chain has no block {block}"));
             return false;
         }
-        if let Some(part) = instruction.part().filter(|&part| self.schedule.sequences(part).is_none()) {
+        // A sound header has its parts in order.
+        let known = |part: &PartId| self.schedule.parts.binary_search_by_key(part, |known| known.id).is_ok();
+        if let Some(part) = instruction.part().filter(|part| !known(part)) {
             self.violate(Rule::Names, format!("the batch has no part {part}"));
             return false;
         }
         true
     }
 
-    /// Reads `value`, which must be complete.
+    /// Reads `value`, which must be whole; `missing` is the rule that is broken where it does not exist.
     fn read(&mut self, value: Value, slot: Slot, missing: Rule) {
         match self.values.get(&value) {
             Some(Condition::Whole) => self.touches.push(Touch::Use(value, slot)),
-            Some(Condition::Partial) => {
-                self.violate(Rule::Whole, format!("{value:?} is read before it is reduced"));
+            Some(Condition::Partial(_)) => {
+                self.violate(Rule::Whole, format!("the {value} is read before it is reduced"));
             }
-            Some(Condition::InFlight) => {
-                self.violate(Rule::Whole, format!("{value:?} is read while a collective writes it"));
+            Some(Condition::InFlight(collective)) => {
+                let message = format!("the {value} is read while {collective} writes it");
+                self.violate(Rule::Whole, message);
             }
-            None => self.violate(missing, format!("{value:?} does not exist here")),
-        }
-        if let Some(read) = self.kept.get_mut(&value) {
-            *read = true;
+            None => self.violate(missing, format!("the {value} does not exist here")),
         }
     }
 
     fn create(&mut self, value: Value, slot: Slot, condition: Condition) {
         if self.values.insert(value, condition).is_some() {
-            self.violate(Rule::Whole, format!("{value:?} is written while it is still alive"));
+            self.violate(Rule::Whole, format!("the {value} is written while it is still alive"));
         }
         self.touches.push(Touch::Create(value, slot));
     }
 
-    /// A fresh sum over the group of `block`.
-    fn partial(&self, block: BlockId) -> Condition {
-        if self.schedule.degree(block) == 1 { Condition::Whole } else { Condition::Partial }
+    /// What an instruction leaves for its collective; a group of one has nothing to sum.
+    fn partial(&self, block: BlockId, part: PartId, pass: Pass) -> Condition {
+        match self.schedule.degree(block) {
+            1 => Condition::Whole,
+            _ => Condition::Partial(CollectiveId::Block { pass, block, part }),
+        }
     }
 
     /// Completes the input of `block` from the output of the block before, in place.
@@ -197,10 +209,9 @@ impl<'a> Dataflow<'a> {
         self.values.remove(&output);
         if before != BlockId::Embed {
             let residual = Value::Input(before, part);
-            // Not through `read`: reading the residual is not what an input is kept for.
             match self.values.get(&residual) {
                 Some(_) => self.touches.push(Touch::Use(residual, Slot::Residual)),
-                None => self.violate(Rule::Whole, format!("{residual:?} does not exist here")),
+                None => self.violate(Rule::Whole, format!("the {residual} does not exist here")),
             }
             if self.passing.remove(&residual) {
                 self.values.remove(&residual);
@@ -218,20 +229,20 @@ impl<'a> Dataflow<'a> {
         let before = self.schedule.before(block);
         if let Some(before) = before {
             self.join(before, block, part);
-            let input = Value::Input(block, part);
-            // The head's forward reads its input for the last time, unless backward follows.
-            match keep {
-                Keep::Nothing => drop(self.passing.insert(input)),
-                Keep::Input | Keep::All => drop(self.kept.insert(input, false)),
+            if keep == Keep::Nothing {
+                self.passing.insert(Value::Input(block, part));
             }
         } else if keep != Keep::Nothing {
             self.violate(Rule::Kept, "the embedding has no input to keep".into());
+        }
+        if block == BlockId::Head && keep == Keep::Input {
+            self.violate(Rule::Kept, "the head is not recomputed: it keeps all or nothing".into());
         }
         // The loss reads the head's logits, so they live past the forward in any case.
         if (keep == Keep::All && before.is_some()) || block == BlockId::Head {
             self.create(Value::Saved(block, part), Slot::Normalized, Condition::Whole);
         }
-        self.create(Value::Output(block, part), Slot::Output, self.partial(block));
+        self.create(Value::Output(block, part), Slot::Output, self.partial(block, part, Pass::Forward));
     }
 
     fn recompute(&mut self, block: BlockId, part: PartId, extent: Extent) {
@@ -254,7 +265,8 @@ impl<'a> Dataflow<'a> {
             self.create(Value::Saved(block, part), Slot::Normalized, Condition::Whole);
         }
         if extent == Extent::Output {
-            self.create(Value::Output(block, part), Slot::Output, self.partial(block));
+            let condition = self.partial(block, part, Pass::Recompute);
+            self.create(Value::Output(block, part), Slot::Output, condition);
         }
     }
 
@@ -266,6 +278,10 @@ impl<'a> Dataflow<'a> {
         self.read(Value::Saved(BlockId::Head, part), Slot::Normalized, Rule::Loss);
         self.read(Value::Output(BlockId::Head, part), Slot::Output, Rule::Loss);
         self.values.remove(&Value::Output(BlockId::Head, part));
+        if self.passing.contains(&Value::Input(BlockId::Head, part)) {
+            self.values.remove(&Value::Input(BlockId::Head, part));
+            self.values.remove(&Value::Saved(BlockId::Head, part));
+        }
     }
 
     fn backward(&mut self, block: BlockId, part: PartId) {
@@ -273,11 +289,13 @@ impl<'a> Dataflow<'a> {
             self.violate(Rule::Backward, format!("a second backward {block} {part}"));
             return;
         }
-        if self.last_backward.insert(block, part).is_some_and(|last| last > part) {
-            self.violate(
-                Rule::Order,
-                format!("{block} adds the gradients of {part} after those of a later part"),
-            );
+        let (place, turn) = turn(block, part);
+        match self.last_backward.insert(place, (turn, block, part)) {
+            Some((last, late, of)) if last > turn => {
+                let message = format!("backward {block} {part} adds its gradients after {late} {of}");
+                self.violate(Rule::Order, message);
+            }
+            _ => {}
         }
         if block == BlockId::Head {
             if !self.lost.contains(&part) {
@@ -291,7 +309,8 @@ impl<'a> Dataflow<'a> {
             self.read(Value::Input(block, part), Slot::Input, Rule::Kept);
             self.values.remove(&Value::Saved(block, part));
             self.values.remove(&Value::Input(block, part));
-            self.create(Value::Gradient(block, part), Slot::InputGradient, self.partial(block));
+            let condition = self.partial(block, part, Pass::Backward);
+            self.create(Value::Gradient(block, part), Slot::InputGradient, condition);
         }
     }
 
@@ -323,8 +342,8 @@ impl<'a> Dataflow<'a> {
         }
         match collective_value(collective) {
             Some(value) => match self.values.get_mut(&value) {
-                Some(condition @ Condition::Partial) => {
-                    *condition = Condition::InFlight;
+                Some(condition) if *condition == Condition::Partial(collective) => {
+                    *condition = Condition::InFlight(collective);
                     self.touches.push(Touch::Use(value, Slot::Output));
                 }
                 _ => self.violate(Rule::Collectives, format!("{collective} has no partial sum to reduce")),
@@ -339,27 +358,23 @@ impl<'a> Dataflow<'a> {
                     }
                     self.all_backwards_done(&collective.to_string());
                 }
-                self.reductions.insert(collective, Condition::InFlight);
+                self.reductions.insert(collective, Condition::InFlight(collective));
             }
         }
     }
 
     fn sync(&mut self, collective: CollectiveId) {
-        let condition = match collective_value(collective) {
-            Some(value) => {
-                self.touches.push(Touch::Use(value, Slot::Output));
-                self.values.get_mut(&value)
-            }
+        let value = collective_value(collective);
+        let condition = match value {
+            Some(value) => self.values.get_mut(&value),
             None => self.reductions.get_mut(&collective),
         };
         match condition {
-            Some(condition @ Condition::InFlight) if self.started.contains(&collective) => {
+            Some(condition) if *condition == Condition::InFlight(collective) => {
                 *condition = Condition::Whole;
+                self.touches.extend(value.map(|value| Touch::Use(value, Slot::Output)));
             }
-            _ => {
-                self.touches.clear();
-                self.violate(Rule::Collectives, format!("{collective} is synced but not in flight"));
-            }
+            _ => self.violate(Rule::Collectives, format!("{collective} is synced but not in flight")),
         }
     }
 
@@ -380,10 +395,9 @@ impl<'a> Dataflow<'a> {
     }
 
     fn all_backwards_done(&mut self, before: &str) {
-        let expected = self.schedule.parts.len() * Schedule::blocks(self.schedule.layers);
-        if self.backwarded.len() < expected {
-            let left = expected - self.backwarded.len();
-            self.violate(Rule::Reduced, format!("{left} backwards come after {before}"));
+        let left = self.instances() - self.backwarded.len();
+        if left > 0 {
+            self.violate(Rule::Reduced, format!("{left} of the backwards come after {before}"));
         }
     }
 
@@ -396,24 +410,5 @@ impl<'a> Dataflow<'a> {
 
     fn tensor_degree(&self) -> u32 {
         self.schedule.layout.uniform_degree().unwrap_or(0)
-    }
-}
-
-/// The value that a collective reduces, for those that belong to a block.
-pub(crate) fn collective_value(collective: CollectiveId) -> Option<Value> {
-    match collective {
-        CollectiveId::Block { pass: Pass::Forward | Pass::Recompute, block, part } => {
-            Some(Value::Output(block, part))
-        }
-        CollectiveId::Block { pass: Pass::Backward, block, part } => Some(Value::Gradient(block, part)),
-        CollectiveId::Gradients(_) | CollectiveId::Norm => None,
-    }
-}
-
-/// The head's statistics are gathered, everything else is summed.
-pub(crate) fn expected_kind(collective: CollectiveId) -> CollectiveKind {
-    match collective {
-        CollectiveId::Block { pass: Pass::Forward, block: BlockId::Head, .. } => CollectiveKind::AllGather,
-        _ => CollectiveKind::AllReduce,
     }
 }

@@ -15,10 +15,13 @@ mod model;
 mod parameters;
 pub mod passes;
 mod placement;
+#[cfg(feature = "random")]
+pub mod random;
 mod schedule;
 mod statics;
 mod text;
 mod units;
+mod value;
 mod verify;
 
 pub use activations::{Moment, Need, Slot, Workspace};

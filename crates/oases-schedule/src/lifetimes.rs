@@ -6,12 +6,13 @@
 use std::collections::BTreeMap;
 
 use crate::activations::{Moment, Need, Slot, Workspace, internals};
-use crate::dataflow::{Dataflow, Touch, Value, collective_value};
+use crate::dataflow::Dataflow;
 use crate::ids::{BlockId, CollectiveId, PartId};
 use crate::placement::{Interval, place};
 use crate::schedule::{Extent, Instruction, Schedule};
 use crate::statics::{Purpose, Statics};
 use crate::units::{Bytes, Span};
+use crate::value::{Touch, Value};
 use crate::verify::verify;
 
 /// What a buffer holds, for reports.
@@ -64,7 +65,8 @@ pub struct Operands {
     spans: [Span; Slot::COUNT],
     /// Whether the instruction first completes its input: residual plus reduced output of the block before.
     pub joins: bool,
-    /// Whether this is the first backward of its block in the step: gradients are written, not added.
+    /// Whether this is the first backward of its block in the step: gradients are written, not added. The embedding adds
+    /// to the table of a tied head in any case, whose backward always comes before.
     pub first: bool,
     /// Index of the part in the schedule.
     pub part: usize,
@@ -365,11 +367,8 @@ fn moment(instruction: &Instruction) -> Option<Moment> {
     }
 }
 
-/// Bytes that a collective of a planned schedule moves.
+/// Bytes of the buffer that a `start` of a planned schedule works on; `None` for any other instruction.
 pub fn collective_bytes(schedule: &Schedule, plan: &Plan, instruction: usize) -> Option<Bytes> {
-    let Instruction::Start { collective, .. } = schedule.instructions[instruction] else { return None };
-    debug_assert!(
-        collective_value(collective).is_some() || plan.operands[instruction].span(Slot::Output).bytes > 0
-    );
+    let Instruction::Start { .. } = schedule.instructions[instruction] else { return None };
     Some(Bytes(plan.operands[instruction].span(Slot::Output).bytes as u64))
 }

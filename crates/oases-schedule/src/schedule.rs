@@ -58,8 +58,8 @@ impl CollectiveKind {
 /// One instruction. The set is closed: the interpreter, the simulator and the verifier each match on it in one place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Instruction {
-    /// Partial output of a block from its input. First completes that input where it does not exist yet:
-    /// residual plus the reduced output of the block before.
+    /// Partial output of a block from its input. First completes that input: residual plus the reduced output of the
+    /// block before.
     Forward {
         /// The block.
         block: BlockId,
@@ -68,7 +68,7 @@ pub enum Instruction {
         /// What stays for backward.
         keep: Keep,
     },
-    /// Rebuilds from the kept input what backward reads.
+    /// Rebuilds from the input what backward reads. First completes the input, as forward does, where it was not kept.
     Recompute {
         /// The block.
         block: BlockId,
@@ -261,9 +261,9 @@ impl Schedule {
         self.parts.iter().find(|candidate| candidate.id == part).map(|found| found.sequences)
     }
 
-    /// Sequences of the whole step.
+    /// Sequences of the whole step; the greatest number where they cannot be counted, which the verifier refuses.
     pub fn batch(&self) -> u32 {
-        self.parts.iter().map(|part| part.sequences).sum()
+        self.parts.iter().fold(0, |sum, part| u32::saturating_add(sum, part.sequences))
     }
 
     /// Whether it updates the parameters; otherwise it only evaluates.

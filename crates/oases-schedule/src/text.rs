@@ -19,7 +19,7 @@ use crate::ids::{PartId, parse_number};
 use crate::mesh::{Axis, Layout};
 use crate::schedule::{CollectiveKind, Extent, Instruction, Keep, Part, Schedule};
 
-/// More layers or parts than any machine holds; a bound so that a typo is not an allocation of terabytes.
+/// More layers than any machine holds; a bound so that a typo is not an allocation of terabytes.
 const MAX_LAYERS: u32 = 100_000;
 
 /// Why a text is not a schedule.

@@ -1,26 +1,30 @@
 //! The verifier: one function, which returns every violation with its line in the printed schedule.
 //!
-//! 1. *header*: layers, parts and sequences are at least one, parts are distinct and in sample order, and one TMP degree
-//!    holds for all blocks.
+//! 1. *header*: layers, parts and sequences are at least one, all sequences can be counted, parts are distinct and in
+//!    sample order, a micro-batch is whole or cut, and one TMP degree holds for all blocks.
 //! 2. *names*: blocks, parts and buckets that an instruction names exist.
 //! 3. *forward*: each block runs forward on each part exactly once.
 //! 4. *whole*: nothing is read before it is written and reduced, while a collective writes it, or after its life; nothing
 //!    is overwritten while it lives.
-//! 5. *kept*: what forwards keep is exactly what recomputation and backward read.
+//! 5. *kept*: what is kept or rebuilt is read by recomputation or backward; the embedding keeps nothing, the head all of
+//!    it or nothing.
 //! 6. *recompute*: what backward reads is kept or rebuilt, once, between forward and backward.
 //! 7. *loss*: each part has one loss, between the head's forward and its backward.
 //! 8. *backward*: in a training step, each block runs backward on each part exactly once, on a gradient that has arrived.
-//! 9. *order*: each block adds up the gradients of the parts in sample order, so that every schedule rounds alike.
-//! 10. *collectives*: each reduces a partial sum, with the operation and axis that belong to it, is started once and synced
-//!     once after that; a group of one has none. All ranks run the same list, so all start them in the same order.
+//! 9. *order*: each block adds up the gradients of the parts in sample order, so that every schedule rounds alike. The
+//!    embedding adds to the same table as a tied head: in each micro-batch after the head's parts.
+//! 10. *collectives*: each reduces the partial sum that it is named after, with the operation and axis that belong to it,
+//!     is started once and synced once after that; none is left out; a group of one has none. All ranks run the same list,
+//!     so all start them in the same order.
 //! 11. *reduced*: partial parameter gradients are reduced once after the last backward and before the norm, and the norm
 //!     before the step.
-//! 12. *step*: norm and step come once each and end the schedule.
+//! 12. *step*: where there are gradients, norm and step come once each and end the schedule.
 
 use std::fmt;
 
 use crate::dataflow::Dataflow;
-use crate::schedule::Schedule;
+use crate::ids::PartId;
+use crate::schedule::{Part, Schedule};
 use crate::text::printed_line;
 
 /// A rule of the list above.
@@ -94,5 +98,15 @@ fn header(schedule: &Schedule) -> Vec<Violation> {
     check(schedule.parts.iter().all(|part| part.sequences > 0), 4, "a part has at least one sequence");
     let ordered = schedule.parts.is_sorted_by(|left, right| left.id < right.id);
     check(ordered, 4, "parts are distinct and in sample order");
+    // In order, the whole micro-batch stands right before its sub-batches.
+    let both = schedule.parts.windows(2).any(|pair| {
+        let [left, right] = [pair[0].id, pair[1].id];
+        left.micro == right.micro && left.sub.is_none() && right.sub.is_some()
+    });
+    check(!both, 4, "a micro-batch is whole or cut into sub-batches");
+    let named = |part: &Part| part.id.sub.is_none_or(|sub| u32::from(sub) < PartId::MAX_SUB_BATCHES);
+    check(schedule.parts.iter().all(named), 4, "a micro-batch has at most 26 sub-batches");
+    let sequences: u64 = schedule.parts.iter().map(|part| u64::from(part.sequences)).sum();
+    check(u32::try_from(sequences).is_ok(), 4, "a batch has fewer than 2^32 sequences");
     messages
 }

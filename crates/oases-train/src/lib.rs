@@ -1,1 +1,28 @@
-//! Placeholder.
+//! Trains: the step loop over ranks, data, optimisation, checkpoints, and the run folder.
+//!
+//! The one decision of this crate: every rank runs the same loop on the same samples, and rank 0 also keeps the run folder.
+//! A controller that sends commands to ranks would be one more thing that can fail, and could not become a process per
+//! rank without a protocol of its own.
+
+pub mod checkpoint;
+pub mod data;
+mod error;
+mod event;
+mod job;
+mod launch;
+pub mod learning_rate;
+pub mod metrics;
+mod options;
+pub mod permutation;
+mod rank;
+mod replace_file;
+pub mod run_dir;
+pub mod sampling;
+mod streams;
+mod weights;
+
+pub use error::{Error, Result};
+pub use event::Event;
+pub use job::{Job, request};
+pub use launch::train;
+pub use options::{Fault, FaultKind, OptimizerOptions, Options};

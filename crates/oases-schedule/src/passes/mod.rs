@@ -137,7 +137,8 @@ impl Variant {
             .collect()
     }
 
-    /// Builds the schedule. `request` must hold at least one of everything, and not more sub-batches than sequences.
+    /// Builds the schedule. `request` must hold at least one of everything, and no more sub-batches than
+    /// sequences or than [`crate::PartId::MAX_SUB_BATCHES`].
     pub fn build(&self, request: &Request) -> Schedule {
         let (_, schedule) = self.trace(request).pop().expect("a variant has passes");
         schedule

@@ -1,10 +1,10 @@
 //! `serial`: the plainest step, from which every other is derived.
 
-use crate::dataflow::expected_kind;
 use crate::ids::{BlockId, CollectiveId, PartId};
 use crate::mesh::Axis;
 use crate::passes::Request;
 use crate::schedule::{Instruction, Keep, Part, Schedule};
+use crate::value::expected_kind;
 
 /// A schedule with a header and no instructions.
 pub(super) fn empty(name: &str, request: &Request) -> Schedule {

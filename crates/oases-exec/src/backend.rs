@@ -1,0 +1,207 @@
+//! What a device must do: hold the arena, run the operators in order, and lend buffers to the communicator.
+//!
+//! The trait is shaped for an asynchronous device. An operator enqueues and returns; operators run in the order in which
+//! they were called. The host waits only in [`Backend::read`]. [`Backend::lend`] marks the point in the compute stream
+//! after which a collective may touch a buffer, and [`Backend::give_back`] the point before which it must be done.
+//!
+//! Operands are [`Span`]s of the arena; an empty span is an absent operand. Letters in shapes: n tokens, h hidden, S
+//! sequence length, d head width, V rows of the vocabulary on this rank. Matrices are row-major.
+
+use oases_schedule::{Bytes, Instruction, Operands, Span};
+
+/// A matrix in the arena, possibly seen transposed.
+#[derive(Clone, Copy, Debug)]
+pub struct Mat {
+    /// Where it lies, row-major and without gaps.
+    pub span: Span,
+    /// Rows as stored.
+    pub rows: usize,
+    /// Columns as stored.
+    pub columns: usize,
+    /// Whether the product uses its transpose.
+    pub transposed: bool,
+}
+
+impl Mat {
+    /// A matrix as stored.
+    pub fn new(span: Span, rows: usize, columns: usize) -> Mat {
+        Mat { span, rows, columns, transposed: false }
+    }
+
+    /// Its transpose.
+    pub fn t(self) -> Mat {
+        Mat { transposed: !self.transposed, ..self }
+    }
+}
+
+pub use crate::cpu::Accumulate;
+pub use crate::cpu::attention::Attention;
+pub use crate::cpu::cross_entropy::VocabularyShard;
+pub use crate::cpu::residual::Dropout;
+
+/// What is added to a reduced output before dropout.
+#[derive(Clone, Copy, Debug)]
+pub enum Term {
+    /// Nothing.
+    None,
+    /// A vector, to every row. `[h]`
+    Bias(Span),
+    /// A row per position. `[S, h]`
+    Positions(Span),
+}
+
+/// Hyper-parameters of AdamW for one step; Loshchilov and Hutter, arXiv 1711.05101, algorithm 2.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamW {
+    /// Learning rate of this step.
+    pub learning_rate: f32,
+    /// Decay of the first moment.
+    pub beta1: f32,
+    /// Decay of the second moment.
+    pub beta2: f32,
+    /// Added to the root of the second moment.
+    pub epsilon: f32,
+    /// Decoupled decay of matrices.
+    pub weight_decay: f32,
+    /// Number of the update, from 1, for the bias corrections.
+    pub update: u64,
+    /// Largest norm of the gradient; larger ones are scaled down to it. Infinite for none.
+    pub clip: f32,
+}
+
+/// The four tensors of a parameter.
+#[derive(Clone, Copy, Debug)]
+pub struct ParameterState {
+    /// Values.
+    pub weight: Span,
+    /// Gradient.
+    pub gradient: Span,
+    /// First and second moment.
+    pub moments: [Span; 2],
+    /// Whether weight decay applies.
+    pub decays: bool,
+}
+
+/// A device. See the [module](self) for the order of effects.
+pub trait Backend {
+    /// A buffer on loan to a communicator.
+    type Region;
+
+    /// Announces the instruction whose operators follow.
+    fn begin(&mut self, index: usize, instruction: &Instruction, operands: &Operands);
+
+    /// Highest byte of the arena that was ever touched, plus one.
+    fn touched(&self) -> Bytes;
+
+    /// Hands a buffer to a communicator. Nothing may touch it until it is given back.
+    fn lend(&mut self, span: Span) -> Self::Region;
+
+    /// Takes a buffer back.
+    fn give_back(&mut self, region: Self::Region);
+
+    /// Copies host values in.
+    fn write(&mut self, span: Span, values: &[f32]);
+
+    /// Copies host tokens in.
+    fn write_tokens(&mut self, span: Span, tokens: &[u32]);
+
+    /// Waits for the device and copies values out.
+    fn read(&mut self, span: Span, values: &mut [f32]);
+
+    /// `c = a·b`, or `c += a·b`; with a bias (`[columns of c]`), `c = a·b + bias`.
+    fn matmul(&mut self, c: Mat, a: Mat, b: Mat, bias: Span, accumulate: Accumulate);
+
+    /// Rows of the table `[V, h]` for the tokens `[n]` of this shard, zeros for the others. Overwrites `out` `[n, h]`.
+    fn embed(&mut self, tokens: Span, table: Span, shard: VocabularyShard, hidden: usize, out: Span);
+
+    /// Gradient of [`Backend::embed`] with respect to the table.
+    fn embed_backward(
+        &mut self,
+        tokens: Span,
+        gradient: Span,
+        shard: VocabularyShard,
+        hidden: usize,
+        table: Span,
+        accumulate: Accumulate,
+    );
+
+    /// `x = residual + drop(x + term)`, in place of the reduced output `x` `[n, h]`.
+    fn join(&mut self, x: Span, residual: Span, term: Term, hidden: usize, dropout: Option<Dropout>);
+
+    /// `gradient += upstream`, then `branch = drop'(gradient)` where `branch` is present. All `[n, h]`.
+    fn join_backward(
+        &mut self,
+        gradient: Span,
+        upstream: Span,
+        branch: Span,
+        hidden: usize,
+        dropout: Option<Dropout>,
+    );
+
+    /// Layer normalisation of `x` `[n, h]` into `y` `[n, h]`, with each row's mean and reciprocal deviation in `stats`.
+    fn layer_norm(&mut self, x: Span, gain: Span, shift: Span, epsilon: f32, y: Span, stats: Span);
+
+    /// Gradient of [`Backend::layer_norm`]: replaces `dy` by the gradient of `x`.
+    #[allow(clippy::too_many_arguments, reason = "the operands of the operator")]
+    fn layer_norm_backward(
+        &mut self,
+        x: Span,
+        stats: Span,
+        gain: Span,
+        dy: Span,
+        gain_gradient: Span,
+        shift_gradient: Span,
+        accumulate: Accumulate,
+    );
+
+    /// Attention of fused queries, keys and values `[n, (heads + 2 kv_heads)·d]` into `out` `[n, heads·d]`.
+    fn attention(&mut self, shape: Attention, qkv: Span, out: Span, lse: Span, workspace: Span);
+
+    /// Gradient of [`Backend::attention`]. Overwrites `qkv_gradient`.
+    #[allow(clippy::too_many_arguments, reason = "the operands of the operator")]
+    fn attention_backward(
+        &mut self,
+        shape: Attention,
+        qkv: Span,
+        out: Span,
+        lse: Span,
+        out_gradient: Span,
+        qkv_gradient: Span,
+        workspace: Span,
+    );
+
+    /// `a = gelu(u)`.
+    fn gelu(&mut self, u: Span, a: Span);
+
+    /// Replaces `da` by `du`, and `u` by `a`.
+    fn gelu_backward(&mut self, u: Span, da: Span);
+
+    /// Sums the rows of `dy` `[n, columns of bias]` into the gradient of a bias.
+    fn bias_backward(&mut self, dy: Span, bias: Span, accumulate: Accumulate);
+
+    /// Sums `dy` `[n, h]` over sequences into the gradient of the positions `[S, h]`.
+    fn positions_backward(&mut self, dy: Span, positions: Span, accumulate: Accumulate);
+
+    /// This rank's maximum, sum of exponentials and target logit of each token, `[n, 3]`, from its logits `[n, width]`.
+    fn logit_statistics(&mut self, logits: Span, targets: Span, shard: VocabularyShard, statistics: Span);
+
+    /// Softmax denominators `[n]` and the sum of the losses `[1]`, from the statistics of all ranks `[t, n, 3]`.
+    fn cross_entropy(&mut self, statistics: Span, targets: Span, lse: Span, loss: Span);
+
+    /// Replaces the logits by `scale` times the gradient of the summed loss.
+    fn cross_entropy_backward(
+        &mut self,
+        logits: Span,
+        lse: Span,
+        targets: Span,
+        shard: VocabularyShard,
+        scale: f32,
+    );
+
+    /// Sum of the squares of all elements of two spans, into `out` `[1]`.
+    fn square_norm(&mut self, gradients: [Span; 2], out: Span);
+
+    /// One AdamW update of one parameter, scaled by the clipping of `square_norm` `[1]`. Leaves everything as it is where
+    /// the norm is not finite, so that no such step reaches the weights.
+    fn adamw(&mut self, parameter: &ParameterState, square_norm: Span, hyper: &AdamW);
+}

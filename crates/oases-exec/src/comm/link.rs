@@ -1,0 +1,68 @@
+//! An emulated network link: how long a collective would take on it.
+
+use std::time::Duration;
+
+use super::Operation;
+
+/// A network link between the ranks of a group, to emulate a slow one in shared memory.
+///
+/// A collective takes the time that the ring algorithm needs on links of this kind. With `t` ranks and `S` bytes,
+///
+/// - all-reduce: `2(t-1)/t · S / bandwidth + 2(t-1) · latency` (a reduce-scatter, then an all-gather),
+/// - all-gather: `(t-1)/t · S / bandwidth + (t-1) · latency`, where `S` counts all slots,
+///
+/// from the moment at which the last rank has started it; nothing with one rank. (Thakur, Rabenseifner and Gropp,
+/// "Optimization of Collective Communication Operations in MPICH", 2005, sections 4.1 and 4.5, without the terms of
+/// the local arithmetic, which happens within that time here.) The collectives of a group occupy
+/// the link one after another: the next begins no earlier than the one before has ended.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Link {
+    /// What one rank can send, while it also receives as much.
+    pub bandwidth_bytes_per_s: f64,
+    /// From the start of a send to the arrival of its first byte.
+    pub latency: Duration,
+}
+
+impl Link {
+    /// How long a collective occupies the link. `bytes` is the size of each rank's whole region.
+    ///
+    /// # Panics
+    /// If the bandwidth is not positive.
+    pub fn duration(&self, operation: Operation, bytes: usize, ranks: usize) -> Duration {
+        assert!(self.bandwidth_bytes_per_s > 0.0, "a link needs a positive bandwidth, not {self:?}");
+        let hops = ranks.saturating_sub(1);
+        let one_way_s = hops as f64 / ranks as f64 * bytes as f64 / self.bandwidth_bytes_per_s;
+        let one_way = Duration::from_secs_f64(one_way_s) + self.latency * hops as u32;
+        match operation {
+            Operation::AllReduceSum => 2 * one_way,
+            Operation::AllGather => one_way,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LINK: Link = Link { bandwidth_bytes_per_s: 1e9, latency: Duration::from_micros(10) };
+
+    #[test]
+    fn all_reduce_is_twice_the_all_gather() {
+        // 3/4 of 4 MB at 1 GB/s is 3 ms; three hops of 10 µs.
+        let one_way = Duration::from_micros(3_030);
+        assert_eq!(LINK.duration(Operation::AllGather, 4_000_000, 4), one_way);
+        assert_eq!(LINK.duration(Operation::AllReduceSum, 4_000_000, 4), 2 * one_way);
+    }
+
+    #[test]
+    fn one_rank_or_no_data() {
+        assert_eq!(LINK.duration(Operation::AllReduceSum, 4_000_000, 1), Duration::ZERO);
+        assert_eq!(LINK.duration(Operation::AllReduceSum, 0, 3), Duration::from_micros(40));
+    }
+
+    #[test]
+    #[should_panic(expected = "positive bandwidth")]
+    fn no_bandwidth() {
+        Link { bandwidth_bytes_per_s: 0.0, ..LINK }.duration(Operation::AllGather, 1, 2);
+    }
+}

@@ -1,0 +1,182 @@
+//! A group whose ranks are threads of one process.
+//!
+//! Ranks put their regions on a shared board. Once all have started a collective, it is cut into parts, and
+//! whoever has time does them: a rank whose [`sync`](Communicator::sync) would wait, a communication thread on a
+//! processor to spare, or, for a small one, the rank that started it last. An emulated [`Link`] adds
+//! nothing but a time before which `sync` does not return, so the arithmetic happens within that time.
+//!
+//! There is no communication thread per rank, because on a machine with as many ranks as processors
+//! such a thread only takes its processor from a rank: the arithmetic costs the same and the switches come on top. With a
+//! link the overlap is the same either way, because the link's time passes while ranks compute.
+//! `examples/all_reduce.rs` measures both.
+
+mod board;
+mod host;
+mod reduce;
+mod shared;
+#[cfg(test)]
+mod tests;
+
+pub use host::LocalHostGroup;
+
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use self::shared::Shared;
+use super::{Communicator, CommunicatorError, Link, Operation, Tag, Ticket};
+use crate::arena::Region;
+
+/// How a local group behaves.
+#[derive(Clone, Debug)]
+pub struct LocalOptions {
+    /// A network to emulate; without one, collectives are as fast as memory.
+    pub link: Option<Link>,
+    /// How long a rank waits for the others to make the same call before the group fails.
+    pub timeout: Duration,
+    /// Threads that do arithmetic beside the ranks' own; by default one for each processor that no rank
+    /// of the group needs, at most one per rank.
+    pub communication_threads: Option<usize>,
+}
+
+impl Default for LocalOptions {
+    fn default() -> LocalOptions {
+        LocalOptions { link: None, timeout: Duration::from_secs(60), communication_threads: None }
+    }
+}
+
+impl LocalOptions {
+    fn threads_for(&self, ranks: usize) -> usize {
+        let spare =
+            || thread::available_parallelism().map_or(0, |processors| processors.get().saturating_sub(ranks));
+        match ranks {
+            1 => 0,
+            _ => self.communication_threads.unwrap_or_else(spare).min(ranks),
+        }
+    }
+}
+
+/// Makes a group of `ranks` ranks: one communicator for each rank's thread, in rank order.
+///
+/// # Panics
+/// If `ranks` is 0.
+pub fn group(ranks: usize, options: LocalOptions) -> Vec<LocalCommunicator> {
+    assert!(ranks > 0, "a group has at least one rank");
+    let shared = Arc::new(Shared::new(ranks, options.link, options.timeout));
+    let threads = 0..options.threads_for(ranks);
+    let threads = Arc::new(threads.filter_map(|index| CommunicationThread::spawn(index, &shared)).collect());
+    let communicator = |rank| LocalCommunicator {
+        member: Arc::new(Member { shared: Arc::clone(&shared), rank }),
+        work: Vec::with_capacity(ranks),
+        _threads: Arc::clone(&threads),
+    };
+    (0..ranks).map(communicator).collect()
+}
+
+/// One rank's end of a local group.
+///
+/// Dropped in a panic, it fails the group. Dropped otherwise, it leaves: what it has started stays valid for
+/// the others, and what it has not started is an error for them.
+#[derive(Debug)]
+pub struct LocalCommunicator {
+    member: Arc<Member>,
+    /// Room for the regions of a part, so that a collective allocates nothing.
+    work: Vec<Region>,
+    /// Joined by the last rank.
+    _threads: Arc<Vec<CommunicationThread>>,
+}
+
+impl LocalCommunicator {
+    /// This rank's end of a host group between the same ranks. The two fail together.
+    pub fn host_group(&self) -> LocalHostGroup {
+        LocalHostGroup { member: Arc::clone(&self.member) }
+    }
+
+    /// Lets a supervisor end the group in this rank's name.
+    pub fn abort_handle(&self) -> AbortHandle {
+        AbortHandle { shared: Arc::clone(&self.member.shared), rank: self.member.rank }
+    }
+}
+
+impl Communicator<Region> for LocalCommunicator {
+    fn rank(&self) -> usize {
+        self.member.rank
+    }
+
+    fn ranks(&self) -> usize {
+        self.member.shared.ranks
+    }
+
+    fn start(&mut self, operation: Operation, tag: Tag, region: Region) -> Ticket {
+        let (ranks, len) = (self.ranks(), region.len());
+        let slots = operation != Operation::AllGather || len.is_multiple_of(ranks);
+        assert!(slots, "all-gather {tag} over {ranks} ranks cannot cut {len} elements into equal slots");
+        self.member.shared.start(self.member.rank, (operation, tag), region, &mut self.work)
+    }
+
+    fn sync(&mut self, ticket: Ticket) -> Result<Region, CommunicatorError> {
+        self.member.shared.sync(self.member.rank, &ticket, &mut self.work)
+    }
+
+    fn abort(&mut self, reason: &str) {
+        self.abort_handle().abort(reason);
+    }
+}
+
+impl Drop for LocalCommunicator {
+    fn drop(&mut self) {
+        let Member { shared, rank } = &*self.member;
+        if thread::panicking() {
+            shared.fail_rank(&mut shared.lock(), *rank, "panicked");
+        }
+        shared.leave(*rank);
+    }
+}
+
+/// Ends a group on all ranks, from any thread.
+#[derive(Clone, Debug)]
+pub struct AbortHandle {
+    shared: Arc<Shared>,
+    rank: usize,
+}
+
+impl AbortHandle {
+    /// Like [`Communicator::abort`] of the rank whose handle this is.
+    pub fn abort(&self, reason: &str) {
+        self.shared.fail_rank(&mut self.shared.lock(), self.rank, reason);
+    }
+}
+
+/// A rank's membership, which ends when its last handle is dropped.
+#[derive(Debug)]
+struct Member {
+    shared: Arc<Shared>,
+    rank: usize,
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.shared.leave_for_good(self.rank);
+    }
+}
+
+/// A thread that does parts of collectives until the group ends, when dropping it waits for it.
+#[derive(Debug)]
+struct CommunicationThread(Option<JoinHandle<()>>);
+
+impl CommunicationThread {
+    fn spawn(index: usize, shared: &Arc<Shared>) -> Option<CommunicationThread> {
+        let shared = Arc::clone(shared);
+        let thread = thread::Builder::new().name(format!("communication {index}"));
+        // Without it the ranks do its share.
+        let thread = thread.spawn(move || shared.work_until_the_end()).ok()?;
+        Some(CommunicationThread(Some(thread)))
+    }
+}
+
+impl Drop for CommunicationThread {
+    fn drop(&mut self) {
+        // All ranks have left, so nobody is left to hear of a panic in it.
+        let _ = self.0.take().map(JoinHandle::join);
+    }
+}

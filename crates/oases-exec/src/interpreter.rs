@@ -1,0 +1,232 @@
+//! The interpreter: one `match` from instruction to a short function. It never chooses; policy is in the schedule.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use oases_schedule::{
+    BlockId, CollectiveId, CollectiveKind, Instruction, Plan, Schedule, Slot, Span, Statics, Workspace, plan,
+};
+
+use crate::backend::{Backend, ParameterState};
+use crate::blocks::BlockCall;
+use crate::comm::{Communicator, CommunicatorError, Operation, Tag, Ticket};
+use crate::inputs::StepInputs;
+
+/// A schedule with its memory plan, ready to run.
+#[derive(Clone, Debug)]
+pub struct Program {
+    /// The step.
+    pub schedule: Schedule,
+    /// Its operands.
+    pub plan: Plan,
+}
+
+impl Program {
+    /// Plans a verified schedule. See [`plan()`] for when it panics.
+    pub fn new(schedule: Schedule, statics: &Statics, workspace: Workspace) -> Program {
+        let plan = plan(&schedule, statics, workspace);
+        Program { schedule, plan }
+    }
+}
+
+/// A step that could not be finished, and where.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("{source} (at instruction {index}: `{instruction}`)")]
+pub struct Interrupted {
+    /// Index of the instruction.
+    pub index: usize,
+    /// The instruction, printed.
+    pub instruction: String,
+    /// Why.
+    pub source: CommunicatorError,
+}
+
+/// When an instruction was issued and returned, in nanoseconds since the run began. On a device that computes while the
+/// host goes on, this is host time; on the CPU it is the computation itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Timing {
+    /// Before.
+    pub start_ns: u64,
+    /// After.
+    pub end_ns: u64,
+}
+
+impl Timing {
+    /// How long it took.
+    pub fn duration_ns(&self) -> u64 {
+        self.end_ns - self.start_ns
+    }
+}
+
+/// Where a rank is, for whoever must say so when it fails.
+#[derive(Clone, Debug, Default)]
+pub struct Progress(Arc<AtomicUsize>);
+
+impl Progress {
+    /// Index of the instruction that runs, or ran last.
+    pub fn instruction(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Executes programs on one rank. It owns what a step needs besides the arena, so that a step allocates nothing.
+#[derive(Debug)]
+pub struct Interpreter {
+    tp_rank: u32,
+    began: Instant,
+    in_flight: Vec<(CollectiveId, Ticket)>,
+    timings: Vec<Timing>,
+    progress: Progress,
+    panic_at: Option<usize>,
+}
+
+impl Interpreter {
+    /// For rank `tp_rank` of its TMP group; times count from `began`.
+    pub fn new(tp_rank: u32, began: Instant) -> Interpreter {
+        Interpreter {
+            tp_rank,
+            began,
+            in_flight: Vec::new(),
+            timings: Vec::new(),
+            progress: Progress::default(),
+            panic_at: None,
+        }
+    }
+
+    /// A view of where this interpreter is.
+    pub fn progress(&self) -> Progress {
+        self.progress.clone()
+    }
+
+    /// Times of the instructions of the last run.
+    pub fn timings(&self) -> &[Timing] {
+        &self.timings
+    }
+
+    /// Makes the next run panic at an instruction, to test what becomes of the other ranks.
+    pub fn panic_at(&mut self, index: usize) {
+        self.panic_at = Some(index);
+    }
+
+    /// Runs a program once.
+    pub fn run<B: Backend, C: Communicator<B::Region>>(
+        &mut self,
+        program: &Program,
+        statics: &Statics,
+        backend: &mut B,
+        communicator: &mut C,
+        inputs: &StepInputs,
+    ) -> Result<(), Interrupted> {
+        self.timings.clear();
+        self.timings.reserve(program.schedule.instructions.len());
+        for (index, instruction) in program.schedule.instructions.iter().enumerate() {
+            self.progress.0.store(index, Ordering::Relaxed);
+            assert!(self.panic_at != Some(index), "a panic was asked for");
+            let start_ns = self.now_ns();
+            let mut step =
+                Step { program, statics, backend, communicator, inputs, tp_rank: self.tp_rank, index };
+            step.execute(instruction, &mut self.in_flight).map_err(|source| {
+                let instruction = instruction.to_string();
+                Interrupted { index, instruction, source }
+            })?;
+            self.timings.push(Timing { start_ns, end_ns: self.now_ns() });
+        }
+        Ok(())
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.began.elapsed().as_nanos() as u64
+    }
+}
+
+/// One instruction in its context.
+struct Step<'a, B, C> {
+    program: &'a Program,
+    statics: &'a Statics,
+    backend: &'a mut B,
+    communicator: &'a mut C,
+    inputs: &'a StepInputs,
+    tp_rank: u32,
+    index: usize,
+}
+
+impl<B: Backend, C: Communicator<B::Region>> Step<'_, B, C> {
+    fn execute(
+        &mut self,
+        instruction: &Instruction,
+        in_flight: &mut Vec<(CollectiveId, Ticket)>,
+    ) -> Result<(), CommunicatorError> {
+        let operands = &self.program.plan.operands[self.index];
+        self.backend.begin(self.index, instruction, operands);
+        match *instruction {
+            Instruction::Forward { block, .. } => self.on(block).forward(),
+            Instruction::Recompute { block, extent, .. } => self.on(block).recompute(extent),
+            Instruction::Loss { .. } => self.on(BlockId::Head).loss(),
+            Instruction::Backward { block, .. } => self.on(block).backward(),
+            Instruction::Start { collective, kind, .. } => {
+                let ticket = self.start(kind);
+                in_flight.push((collective, ticket));
+            }
+            Instruction::Sync { collective } => self.sync(collective, in_flight)?,
+            Instruction::Norm => self.norm(),
+            Instruction::Step => self.update(),
+        }
+        Ok(())
+    }
+
+    fn on(&mut self, block: BlockId) -> BlockCall<'_, B> {
+        BlockCall {
+            backend: self.backend,
+            statics: self.statics,
+            operands: &self.program.plan.operands[self.index],
+            inputs: self.inputs,
+            tp_rank: self.tp_rank,
+            block,
+            before: self.program.schedule.before(block),
+        }
+    }
+
+    fn start(&mut self, kind: CollectiveKind) -> Ticket {
+        let operation = match kind {
+            CollectiveKind::AllReduce => Operation::AllReduceSum,
+            CollectiveKind::AllGather => Operation::AllGather,
+        };
+        let region = self.backend.lend(self.program.plan.operands[self.index].span(Slot::Output));
+        self.communicator.start(operation, Tag(self.index as u32), region)
+    }
+
+    fn sync(
+        &mut self,
+        collective: CollectiveId,
+        in_flight: &mut Vec<(CollectiveId, Ticket)>,
+    ) -> Result<(), CommunicatorError> {
+        let at = in_flight.iter().position(|(id, _)| *id == collective);
+        let at = at.unwrap_or_else(|| panic!("`sync {collective}` without its start passed the verifier"));
+        let (_, ticket) = in_flight.remove(at);
+        let region = self.communicator.sync(ticket)?;
+        self.backend.give_back(region);
+        Ok(())
+    }
+
+    /// What every rank holds counts on one rank only, so that the sum over ranks is the norm of the full gradient.
+    fn norm(&mut self) {
+        let replicated =
+            if self.tp_rank == 0 { self.statics.replicated_gradients() } else { Span::default() };
+        self.backend.square_norm([self.statics.sharded_gradients(), replicated], self.statics.norm);
+    }
+
+    fn update(&mut self) {
+        let hyper = self.inputs.update.as_ref().expect("a training step has an optimizer");
+        for (index, parameter) in self.statics.parameters.iter().enumerate() {
+            let placed = self.statics.placed(index);
+            let state = ParameterState {
+                weight: placed.weight,
+                gradient: placed.gradient,
+                moments: self.statics.moments(index),
+                decays: !parameter.vector,
+            };
+            self.backend.adamw(&state, self.statics.norm, hyper);
+        }
+    }
+}

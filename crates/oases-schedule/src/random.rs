@@ -1,0 +1,269 @@
+//! Random valid training schedules, to compare executors with each other and to question the verifier.
+//!
+//! A schedule is drawn in two steps: what each forward keeps and how the rest is rebuilt, then an order of the instructions
+//! among all that their dependencies allow. The dependencies are stated here a second time, and not taken from the
+//! verifier, so that the two can be held against each other: a candidate that does not verify is a fault in one of them.
+//!
+//! The parts are those of every [`crate::Variant`] for the same request, so executors must find the same numbers.
+
+use std::collections::BTreeSet;
+
+use crate::ids::{BlockId, CollectiveId, PartId};
+use crate::mesh::Axis;
+use crate::passes::{Request, VARIANTS};
+use crate::schedule::{Extent, Instruction, Keep, Schedule};
+use crate::value::expected_kind;
+use crate::verify::verify;
+
+/// Candidates that [`schedule`] looks at before it gives up.
+const ATTEMPTS: u64 = 100;
+
+/// A valid training schedule, the same for the same seed and request.
+///
+/// # Panics
+/// If 100 candidates in a row do not verify, or if `request` has no one TMP degree.
+pub fn schedule(seed: u64, request: &Request) -> Schedule {
+    (0..ATTEMPTS)
+        .map(|attempt| candidate(seed.wrapping_add(attempt << 48), request))
+        .find(|schedule| verify(schedule).is_empty())
+        .unwrap_or_else(|| panic!("{ATTEMPTS} candidates from seed {seed} do not verify"))
+}
+
+/// One draw that should be valid, not verified.
+pub fn candidate(seed: u64, request: &Request) -> Schedule {
+    let mut numbers = Numbers::new(seed);
+    let degree = request.layout.uniform_degree().expect("one TMP degree for all blocks");
+    let mut step = Graph { degree, ..Graph::default() };
+    let plain = VARIANTS[0].build(request);
+    let backwards: Vec<Vec<usize>> =
+        plain.parts.iter().map(|part| add_part(&mut step, &plain, part.id, &mut numbers)).collect();
+    add_order(&mut step, &plain, &backwards);
+    let embeddings: Vec<usize> = backwards.iter().map(|backwards| backwards[0]).collect();
+    add_end(&mut step, embeddings);
+    let instructions = step.draw_order(&mut numbers);
+    Schedule { name: format!("random {seed}"), instructions, ..plain }
+}
+
+/// A sequence of random numbers (SplitMix64; Steele, Lea and Flood 2014), the same everywhere.
+#[derive(Clone, Debug)]
+pub struct Numbers {
+    state: u64,
+}
+
+impl Numbers {
+    /// The sequence of a seed.
+    pub fn new(seed: u64) -> Numbers {
+        Numbers { state: seed }
+    }
+
+    /// The next number.
+    pub fn draw(&mut self) -> u64 {
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut bits = self.state;
+        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        bits ^ (bits >> 31)
+    }
+
+    /// The next number, below `end`.
+    pub fn below(&mut self, end: usize) -> usize {
+        (self.draw() % end as u64) as usize
+    }
+
+    /// True once in `many` draws.
+    pub fn one_in(&mut self, many: usize) -> bool {
+        self.below(many) == 0
+    }
+
+    /// One of `choices`.
+    pub fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[self.below(choices.len())]
+    }
+}
+
+/// What a forward keeps, and the recomputation that follows from it.
+#[derive(Clone, Copy)]
+struct Policy {
+    keep: Keep,
+    rebuild: Option<Extent>,
+}
+
+/// Draws a policy for every block of the chain. A block that keeps nothing stands behind one that keeps its input, and is
+/// rebuilt from that one's recomputed output.
+fn policies(schedule: &Schedule, numbers: &mut Numbers) -> Vec<Policy> {
+    let fixed = |keep| Policy { keep, rebuild: None };
+    let mut policies = vec![fixed(Keep::Nothing)];
+    let inner = 2 * schedule.layers as usize;
+    while policies.len() <= inner {
+        // 0: keep all; otherwise the number of blocks rebuilt in one go.
+        let blocks = numbers.pick(&[0, 0, 1, 1, 1, 2, 2, 3, 4]).min(inner + 1 - policies.len());
+        if blocks == 0 {
+            policies.push(fixed(Keep::All));
+        }
+        for index in 0..blocks {
+            let keep = if index == 0 { Keep::Input } else { Keep::Nothing };
+            let further = index + 1 < blocks || numbers.one_in(4);
+            let extent = if further { Extent::Output } else { Extent::Saved };
+            policies.push(Policy { keep, rebuild: Some(extent) });
+        }
+    }
+    policies.push(fixed(Keep::All));
+    policies
+}
+
+/// Adds everything on one part up to its gradients; returns its backwards, in the order of the chain.
+fn add_part(step: &mut Graph, schedule: &Schedule, part: PartId, numbers: &mut Numbers) -> Vec<usize> {
+    let policies = policies(schedule, numbers);
+    let chain: Vec<BlockId> = schedule.chain().collect();
+    let mut forwards: Vec<Ends> = Vec::new();
+    for (&block, policy) in chain.iter().zip(&policies) {
+        let input = forwards.last().map(|before| before.ready);
+        forwards.push(step.add_reduced(Instruction::Forward { block, part, keep: policy.keep }, input));
+    }
+    let last = forwards.last().expect("the head").ready;
+    let loss = step.add(Instruction::Loss { part }, [last]);
+
+    let mut rebuilt: Vec<Option<Ends>> = vec![None];
+    for index in 1..chain.len() {
+        let Policy { keep, rebuild } = policies[index];
+        let Some(extent) = rebuild else {
+            rebuilt.push(None);
+            continue;
+        };
+        let mut after = vec![forwards[index].own];
+        if keep == Keep::Nothing {
+            after.extend(rebuilt[index - 1].map(|before| before.ready));
+        }
+        if keep == Keep::Nothing || extent == Extent::Output {
+            // Until then the forward's own input or output is in the way.
+            after.push(forwards[index + 1].own);
+        }
+        let block = chain[index];
+        rebuilt.push(Some(step.add_reduced(Instruction::Recompute { block, part, extent }, after)));
+    }
+
+    let mut backwards = Vec::new();
+    let mut gradient = loss;
+    for (&block, rebuilt) in chain.iter().zip(&rebuilt).rev() {
+        let after = rebuilt.iter().map(|rebuilt| rebuilt.own).chain([gradient]);
+        let ends = step.add_reduced(Instruction::Backward { block, part }, after);
+        gradient = ends.ready;
+        backwards.push(ends.own);
+    }
+    backwards.reverse();
+    backwards
+}
+
+/// Gradients are added up in sample order, and in each micro-batch the embedding's after the head's.
+fn add_order(step: &mut Graph, schedule: &Schedule, backwards: &[Vec<usize>]) {
+    for pair in backwards.windows(2) {
+        for (&earlier, &later) in pair[0].iter().zip(&pair[1]) {
+            step.depend(later, earlier);
+        }
+    }
+    let head = backwards[0].len() - 1;
+    for micro_batch in schedule.parts.chunk_by(|left, right| left.id.micro == right.id.micro) {
+        let index = |part: PartId| schedule.parts.iter().position(|p| p.id == part).expect("a part");
+        let first = index(micro_batch[0].id);
+        let last = first + micro_batch.len() - 1;
+        step.depend(backwards[first][0], backwards[last][head]);
+        if let Some(next) = backwards.get(last + 1) {
+            step.depend(next[head], backwards[last][0]);
+        }
+    }
+}
+
+/// Adds the reduction of the gradients, the norm and the step, which waits for everything. The embedding's backward is the
+/// last of each part.
+fn add_end(step: &mut Graph, embeddings: Vec<usize>) {
+    let gradients = match step.degree {
+        1 => embeddings,
+        _ => vec![step.add_collective(CollectiveId::Gradients(0), embeddings)],
+    };
+    step.add_reduced(Instruction::Norm, gradients);
+    let all = step.sinks();
+    step.add(Instruction::Step, all);
+}
+
+/// An instruction, and from where on its result may be used: its own place, or its collective's `sync`.
+#[derive(Clone, Copy)]
+struct Ends {
+    own: usize,
+    ready: usize,
+}
+
+/// Instructions and what each depends on.
+#[derive(Default)]
+struct Graph {
+    degree: u32,
+    instructions: Vec<Instruction>,
+    /// What depends on each instruction.
+    dependents: Vec<Vec<usize>>,
+    /// On how many each instruction depends.
+    waits: Vec<usize>,
+}
+
+impl Graph {
+    fn add(&mut self, instruction: Instruction, after: impl IntoIterator<Item = usize>) -> usize {
+        let index = self.instructions.len();
+        self.instructions.push(instruction);
+        self.dependents.push(Vec::new());
+        self.waits.push(0);
+        after.into_iter().for_each(|earlier| self.depend(index, earlier));
+        index
+    }
+
+    fn depend(&mut self, later: usize, earlier: usize) {
+        self.dependents[earlier].push(later);
+        self.waits[later] += 1;
+    }
+
+    /// An instruction with the collective that completes its result.
+    fn add_reduced(&mut self, instruction: Instruction, after: impl IntoIterator<Item = usize>) -> Ends {
+        let own = self.add(instruction, after);
+        let collective = instruction.produces().filter(|_| self.degree > 1);
+        let ready = collective.map_or(own, |collective| self.add_collective(collective, [own]));
+        Ends { own, ready }
+    }
+
+    fn add_collective(&mut self, collective: CollectiveId, after: impl IntoIterator<Item = usize>) -> usize {
+        let kind = expected_kind(collective);
+        let start = self.add(Instruction::Start { collective, kind, axis: Axis::Tensor }, after);
+        self.add(Instruction::Sync { collective }, [start])
+    }
+
+    /// What nothing depends on yet.
+    fn sinks(&self) -> Vec<usize> {
+        (0..self.instructions.len()).filter(|&index| self.dependents[index].is_empty()).collect()
+    }
+
+    /// A random order that respects every dependency: always the ready instruction with the lowest key. Keys lie between
+    /// the order in which the instructions were added and pure chance. A hurried start follows its producer; a patient
+    /// sync comes when nothing else can, the one that has waited longest first.
+    fn draw_order(mut self, numbers: &mut Numbers) -> Vec<Instruction> {
+        let count = self.instructions.len();
+        let chance = numbers.below(5);
+        let [hurried, patient] = [numbers.one_in(2), numbers.one_in(2)];
+        let keys: Vec<usize> =
+            (0..count).map(|index| index * (4 - chance) + numbers.below(count) * chance + 1).collect();
+        let entry = |index: usize, now: usize| match self.instructions[index] {
+            Instruction::Start { .. } if hurried => (0, index),
+            Instruction::Sync { .. } if patient => (5 * count + now, index),
+            _ => (keys[index], index),
+        };
+        let mut ready: BTreeSet<(usize, usize)> =
+            (0..count).filter(|&index| self.waits[index] == 0).map(|index| entry(index, 0)).collect();
+        let mut order = Vec::with_capacity(count);
+        while let Some((_, index)) = ready.pop_first() {
+            order.push(self.instructions[index]);
+            for &dependent in &self.dependents[index] {
+                self.waits[dependent] -= 1;
+                if self.waits[dependent] == 0 {
+                    ready.insert(entry(dependent, order.len()));
+                }
+            }
+        }
+        assert_eq!(order.len(), count, "the dependencies go round in a circle");
+        order
+    }
+}

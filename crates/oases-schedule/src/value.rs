@@ -1,0 +1,62 @@
+//! The values that flow between instructions, and how an instruction touches them.
+
+use std::fmt;
+
+use crate::activations::Slot;
+use crate::ids::{BlockId, CollectiveId, PartId, Pass};
+use crate::schedule::CollectiveKind;
+
+/// A value that flows between instructions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Value {
+    /// `x[k]`.
+    Input(BlockId, PartId),
+    /// What a block put out: partial until reduced.
+    Output(BlockId, PartId),
+    /// Everything backward reads besides the input.
+    Saved(BlockId, PartId),
+    /// Gradient of a block's input: partial until reduced.
+    Gradient(BlockId, PartId),
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (name, block, part) = match self {
+            Value::Input(block, part) => ("input", block, part),
+            Value::Output(block, part) => ("output", block, part),
+            Value::Saved(block, part) => ("saved state", block, part),
+            Value::Gradient(block, part) => ("input gradient", block, part),
+        };
+        write!(f, "{name} of {block} {part}")
+    }
+}
+
+/// One operand of an instruction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Touch {
+    /// Reads or updates a value in place.
+    Use(Value, Slot),
+    /// Writes a new value.
+    Create(Value, Slot),
+    /// Completes the first value in place; from here on it is the second.
+    Become(Value, Value, Slot),
+}
+
+/// The value that a collective reduces, for those that belong to a block.
+pub(crate) fn collective_value(collective: CollectiveId) -> Option<Value> {
+    match collective {
+        CollectiveId::Block { pass: Pass::Forward | Pass::Recompute, block, part } => {
+            Some(Value::Output(block, part))
+        }
+        CollectiveId::Block { pass: Pass::Backward, block, part } => Some(Value::Gradient(block, part)),
+        CollectiveId::Gradients(_) | CollectiveId::Norm => None,
+    }
+}
+
+/// The head's statistics are gathered, everything else is summed.
+pub(crate) fn expected_kind(collective: CollectiveId) -> CollectiveKind {
+    match collective {
+        CollectiveId::Block { pass: Pass::Forward, block: BlockId::Head, .. } => CollectiveKind::AllGather,
+        _ => CollectiveKind::AllReduce,
+    }
+}

@@ -1,0 +1,72 @@
+//! Random schedules are valid, differ, and compute what the serial schedule computes.
+
+use std::collections::BTreeSet;
+
+use oases_schedule::passes::VARIANTS;
+use oases_schedule::random::{candidate, schedule};
+use oases_schedule::{Extent, Instruction, Keep, Layout, Request, Schedule, verify};
+
+use crate::meaning::meaning;
+
+#[test]
+fn every_candidate_is_valid_and_computes_the_same() {
+    let mut rejected = 0;
+    for (layers, tensor, micro_batches, sub_batches) in
+        [(1, 1, 1, 1), (1, 2, 1, 2), (2, 2, 2, 2), (3, 4, 2, 3), (4, 2, 1, 1), (2, 1, 3, 2)]
+    {
+        let layout = Layout::uniform(tensor, Schedule::blocks(layers));
+        let request = Request { layers, layout, micro_batches, sub_batches, sequences: 7 };
+        let expected = meaning(&VARIANTS[0].build(&request)).unwrap();
+        for seed in 0..60 {
+            let candidate = candidate(seed, &request);
+            rejected += usize::from(!verify(&candidate).is_empty());
+            assert_eq!(meaning(&candidate).as_ref(), Ok(&expected), "{candidate}");
+            assert_eq!(Schedule::parse(&candidate.to_string()).as_ref(), Ok(&candidate));
+        }
+    }
+    assert_eq!(rejected, 0, "verifier and generator disagree about what depends on what");
+}
+
+#[test]
+fn schedules_differ_in_what_they_keep_repeat_and_wait_for() {
+    let request = Request {
+        layers: 2,
+        layout: Layout::uniform(2, Schedule::blocks(2)),
+        micro_batches: 2,
+        sub_batches: 2,
+        sequences: 4,
+    };
+    let schedules: Vec<Schedule> = (0..100).map(|seed| schedule(seed, &request)).collect();
+    let distinct: BTreeSet<&[Instruction]> = schedules.iter().map(|s| s.instructions.as_slice()).collect();
+    assert_eq!(distinct.len(), schedules.len());
+    assert_eq!(schedule(3, &request), schedules[3]);
+
+    let has = |wanted: &dyn Fn(&Instruction) -> bool| {
+        schedules.iter().filter(|schedule| schedule.instructions.iter().any(wanted)).count()
+    };
+    for keep in [Keep::Nothing, Keep::Input, Keep::All] {
+        assert!(has(&|i| matches!(i, Instruction::Forward { keep: k, .. } if *k == keep)) > 30);
+    }
+    for extent in [Extent::Saved, Extent::Output] {
+        assert!(has(&|i| matches!(i, Instruction::Recompute { extent: e, .. } if *e == extent)) > 30);
+    }
+    let hoisted = |schedule: &&Schedule| {
+        let at = |wanted: fn(&Instruction) -> bool| schedule.instructions.iter().position(wanted);
+        at(|i| matches!(i, Instruction::Recompute { .. })) < at(|i| matches!(i, Instruction::Loss { .. }))
+    };
+    assert!(schedules.iter().filter(hoisted).count() > 30);
+    // The share of collectives that nothing runs under.
+    let blocking = |schedule: &Schedule| {
+        let start = |i: &&Instruction| matches!(i, Instruction::Start { .. });
+        let waits = |pair: &&[Instruction]| match pair {
+            [Instruction::Start { collective, .. }, Instruction::Sync { collective: waited }] => {
+                collective == waited
+            }
+            _ => false,
+        };
+        let blocking = schedule.instructions.windows(2).filter(waits).count();
+        blocking * 100 / schedule.instructions.iter().filter(start).count()
+    };
+    let shares: Vec<usize> = schedules.iter().map(blocking).collect();
+    assert!(shares.iter().any(|&share| share > 80) && shares.iter().any(|&share| share < 20), "{shares:?}");
+}

@@ -1,0 +1,178 @@
+//! A run, prepared: everything that is decided before the first rank starts, and shared by all ranks.
+
+use oases_exec::Program;
+use oases_schedule::passes::EVALUATE;
+use oases_schedule::{Bytes, Layout, Purpose, Request, Schedule, Statics, Workspace};
+
+use crate::checkpoint::{Checkpoint, Description, Kind, Metadata, TensorSpec};
+use crate::data::{self, Tokens, TrainData, ValidationData};
+use crate::error::{Error, Result};
+use crate::learning_rate::LearningRate;
+use crate::options::Options;
+
+/// What all ranks of a run share.
+pub struct Job {
+    /// What was asked for.
+    pub options: Options,
+    /// Places of everything that outlives a step.
+    pub statics: Statics,
+    /// The training step.
+    pub train: Program,
+    /// The evaluation of one batch.
+    pub evaluate: Program,
+    /// Training windows.
+    pub train_data: TrainData,
+    /// Validation windows.
+    pub validation_data: ValidationData,
+    /// Learning rate by step.
+    pub learning_rate: LearningRate,
+}
+
+/// The schedule of a step, as the options ask for it. Refuses models and batches that cannot be cut so.
+pub fn request(options: &Options) -> Result<Request> {
+    options
+        .model
+        .check(options.tensor)
+        .map_err(|error| Error::configuration(error.message.clone()).with_hint(error.hint.clone()))?;
+    let (batch, micro) = (options.batch, options.micro_batches);
+    if micro == 0 || !batch.is_multiple_of(micro) || batch == 0 {
+        return Err(Error::configuration(format!("a batch of {batch} sequences in {micro} micro-batches"))
+            .with_hint("the batch must be a multiple of the micro-batches"));
+    }
+    let sequences = batch / micro;
+    if !(1..=sequences.min(26)).contains(&options.sub_batches) {
+        let parts = options.sub_batches;
+        return Err(Error::configuration(format!(
+            "a micro-batch of {sequences} sequences in {parts} sub-batches"
+        ))
+        .with_hint("a sub-batch holds at least one sequence"));
+    }
+    Ok(Request {
+        layers: options.model.layers,
+        layout: Layout::uniform(options.tensor, Schedule::blocks(options.model.layers)),
+        micro_batches: micro,
+        sub_batches: options.sub_batches,
+        sequences,
+    })
+}
+
+impl Job {
+    /// Reads the data, builds and plans the schedules. Nothing is allocated for tensors, and nothing is written.
+    pub fn prepare(options: Options, workspace: Workspace) -> Result<Job> {
+        let request = request(&options)?;
+        let model = &options.model;
+        let tokens = Tokens::read_bytes(&options.text, model.vocabulary)?;
+        let (train_data, validation_data) =
+            data::split(tokens, options.validation, model.sequence, options.seed)?;
+        let optimizer = &options.optimizer;
+        let learning_rate = LearningRate::new(
+            optimizer.learning_rate,
+            optimizer.warmup,
+            options.steps,
+            optimizer.final_share,
+        )?;
+        let (statics, train, evaluate) = programs(&options, &request, workspace);
+        Ok(Job { statics, train, evaluate, train_data, validation_data, learning_rate, options })
+    }
+
+    /// Bytes of one rank's arena.
+    pub fn arena_bytes(&self) -> Bytes {
+        self.train.plan.bytes.max(self.evaluate.plan.bytes)
+    }
+
+    /// Tokens that one step trains on.
+    pub fn tokens_per_step(&self) -> u64 {
+        u64::from(self.options.batch) * self.options.model.sequence as u64
+    }
+
+    /// The tensors of a checkpoint, in order.
+    pub fn tensors(&self) -> Vec<TensorSpec> {
+        self.entries().map(|(_, _, spec)| spec).collect()
+    }
+
+    /// Parameter index, what of it, and its name and shape in a checkpoint.
+    pub(crate) fn entries(&self) -> impl Iterator<Item = (usize, Kind, TensorSpec)> {
+        [Kind::Weight, Kind::FirstMoment, Kind::SecondMoment].into_iter().flat_map(|kind| {
+            self.statics.parameters.iter().enumerate().map(move |(index, parameter)| {
+                (index, kind, TensorSpec::new(kind.tensor_name(&parameter.name), parameter.shape()))
+            })
+        })
+    }
+
+    /// What a checkpoint after `step` steps says of the run.
+    pub fn metadata(&self, step: u64) -> Metadata {
+        Metadata {
+            step,
+            samples: step * u64::from(self.options.batch),
+            tokens: step * self.tokens_per_step(),
+            seed: self.options.seed,
+            model: describe_model(&self.options),
+            optimizer: self.describe_optimizer(),
+        }
+    }
+
+    fn describe_optimizer(&self) -> Description {
+        let optimizer = &self.options.optimizer;
+        Description::new()
+            .with("beta1", optimizer.beta1)
+            .with("beta2", optimizer.beta2)
+            .with("epsilon", optimizer.epsilon)
+    }
+
+    /// Whether the run can go on from this checkpoint: same model, all tensors, and the same batch.
+    pub fn expect(&self, checkpoint: &Checkpoint) -> Result<()> {
+        let metadata = checkpoint.metadata();
+        metadata.expect_model(&describe_model(&self.options), checkpoint.path())?;
+        checkpoint.expect_tensors(&self.tensors())?;
+        let options = &self.options;
+        if metadata.seed != options.seed {
+            return Err(Error::checkpoint(
+                checkpoint.path(),
+                format!("was made with train.seed = {}, not {}", metadata.seed, options.seed),
+            )
+            .with_hint("the data order and dropout depend on the seed; resume with the same"));
+        }
+        if metadata.samples != metadata.step * u64::from(options.batch) {
+            let batch = metadata.samples / metadata.step.max(1);
+            return Err(Error::checkpoint(
+                checkpoint.path(),
+                format!("was made with train.batch = {batch}, not {}", options.batch),
+            )
+            .with_hint("the data position counts whole batches; resume with the same batch"));
+        }
+        if metadata.step > options.steps {
+            return Err(Error::checkpoint(
+                checkpoint.path(),
+                format!("is of step {}, past train.steps = {}", metadata.step, options.steps),
+            )
+            .with_hint("raise train.steps to go on"));
+        }
+        Ok(())
+    }
+}
+
+/// Statics and both programs of a run.
+fn programs(options: &Options, request: &Request, workspace: Workspace) -> (Statics, Program, Program) {
+    let train = options.variant.build(request);
+    let evaluate = EVALUATE.build(&Request { micro_batches: 1, ..request.clone() });
+    let (model, tensor) = (&options.model, options.tensor);
+    let statics = Statics::new(model, tensor, Purpose::Training, options.batch, train.parts.len());
+    let train = Program::new(train, &statics, workspace);
+    let evaluate = Program::new(evaluate, &statics, workspace);
+    (statics, train, evaluate)
+}
+
+/// What of a model a checkpoint must agree on.
+pub(crate) fn describe_model(options: &Options) -> Description {
+    let model = &options.model;
+    Description::new()
+        .with("family", "gpt")
+        .with("layers", model.layers)
+        .with("hidden", model.hidden)
+        .with("heads", model.heads)
+        .with("ffn", model.ffn)
+        .with("sequence", model.sequence)
+        .with("vocabulary", model.vocabulary)
+        .with("tied", model.tied)
+        .with("norm_epsilon", model.norm_epsilon)
+}

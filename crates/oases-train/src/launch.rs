@@ -1,0 +1,232 @@
+//! Starts the ranks of a run as threads of this process, follows them, and ends the run when one of them fails.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use oases_exec::arena::Arena;
+use oases_exec::comm::local::{LocalCommunicator, LocalOptions, group};
+use oases_exec::comm::probe;
+use oases_exec::{CpuBackend, Interpreter, Progress};
+use oases_schedule::Bytes;
+
+use crate::checkpoint::Checkpoint;
+use crate::data::Batch;
+use crate::error::{Error, Result};
+use crate::event::Event;
+use crate::job::Job;
+use crate::metrics::{StepMetrics, Summary, median};
+use crate::rank::{Chronicle, Rank, RankReport};
+use crate::run_dir::{MetricsLog, RunDir};
+
+/// How long the other ranks get to end by themselves after one has failed.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// Trains with ranks as threads, each on the CPU backend. `listen` is told what happens, on the calling thread.
+pub fn train(job: Job, listen: &mut dyn FnMut(&Event)) -> Result<Summary> {
+    let options = &job.options;
+    let folder = if options.resume {
+        RunDir::resume(&options.dir)?
+    } else {
+        RunDir::create(&options.dir, &options.config)?
+    };
+    let latest = if options.resume { folder.checkpoints()?.latest()? } else { None };
+    let (checkpoint, passed_over) = match latest {
+        Some(latest) => (Some(latest.checkpoint), latest.passed_over),
+        None => (None, Vec::new()),
+    };
+    if let Some(checkpoint) = &checkpoint {
+        job.expect(checkpoint)?;
+    }
+    if options.resume {
+        folder.write_config(&options.config)?;
+    }
+    let step = checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.metadata().step);
+    listen(&Event::Started {
+        step,
+        resumed_from: checkpoint.as_ref().map(|checkpoint| checkpoint.path().to_owned()),
+        passed_over: passed_over.iter().map(Error::to_string).collect(),
+    });
+    let log = folder.metrics(step)?;
+
+    let began = Instant::now();
+    let job = Arc::new(job);
+    let (messages, inbox) = channel();
+    let checkpoints = folder.checkpoints()?;
+    let chronicle = Chronicle { checkpoints, messages: messages.clone() };
+    start_ranks(&job, checkpoint.map(Arc::new), chronicle, &messages)?;
+    drop(messages);
+
+    let mut course = Course { log, metrics: Vec::new(), checkpoint: None };
+    let reports = follow(&inbox, job.options.tensor as usize, &mut course, listen)?;
+    let summary = course.summary(&job, step, began.elapsed(), &reports);
+    folder.write_summary(&summary)?;
+    Ok(summary)
+}
+
+/// What reaches the thread that follows the ranks.
+pub(crate) enum Message {
+    Event(Event),
+    Ended(Result<RankReport>),
+}
+
+/// Starts a thread per rank. They own all they need: a rank that hangs cannot be joined, only left behind.
+fn start_ranks(
+    job: &Arc<Job>,
+    checkpoint: Option<Arc<Checkpoint>>,
+    chronicle: Chronicle,
+    messages: &Sender<Message>,
+) -> Result<()> {
+    let ranks = job.options.tensor as usize;
+    let arena_bytes = job.arena_bytes();
+    // All arenas first: a machine that cannot hold them says so before any rank runs.
+    let arenas = (0..ranks).map(|_| new_arena(arena_bytes)).collect::<Result<Vec<Arena>>>()?;
+    let options =
+        LocalOptions { link: job.options.link, timeout: job.options.timeout, ..LocalOptions::default() };
+    let communicators = group(ranks, options);
+    let began = Instant::now();
+    let mut chronicle = Some(chronicle);
+    for (tp_rank, (arena, communicator)) in arenas.into_iter().zip(communicators).enumerate() {
+        let (job, checkpoint, chronicle, messages) =
+            (Arc::clone(job), checkpoint.clone(), chronicle.take(), messages.clone());
+        let body = move || {
+            let interpreter = Interpreter::new(tp_rank as u32, began);
+            let progress = interpreter.progress();
+            let run = AssertUnwindSafe(|| {
+                run_rank(&job, tp_rank, arena, communicator, interpreter, chronicle, checkpoint.as_deref())
+            });
+            let outcome =
+                catch_unwind(run).unwrap_or_else(|panic| Err(panicked(&job, tp_rank, &progress, &panic)));
+            // The follower may be gone already, if another rank's failure has ended the run.
+            let _ = messages.send(Message::Ended(outcome));
+        };
+        thread::Builder::new()
+            .name(format!("rank {tp_rank}"))
+            .spawn(body)
+            .map_err(|error| Error::rank(tp_rank, format!("cannot start its thread: {error}")))?;
+    }
+    Ok(())
+}
+
+fn new_arena(bytes: Bytes) -> Result<Arena> {
+    Arena::new(bytes.0 as usize).map_err(|error| {
+        Error::configuration(error.to_string()).with_hint(
+            "lower train.batch or raise schedule.micro_batches; `oases explain` shows what fills the arena",
+        )
+    })
+}
+
+fn run_rank(
+    job: &Job,
+    tp_rank: usize,
+    arena: Arena,
+    mut communicator: LocalCommunicator,
+    interpreter: Interpreter,
+    chronicle: Option<Chronicle>,
+    checkpoint: Option<&Checkpoint>,
+) -> Result<RankReport> {
+    probe(&mut communicator).map_err(|error| Error::communicator(tp_rank, &error, " (start-up probe)"))?;
+    let host = communicator.host_group();
+    let batch = Batch::with_capacity(job.options.batch as usize, job.options.model.sequence);
+    let backend = CpuBackend::new(arena);
+    let losses = vec![0.0; job.train.schedule.parts.len().max(job.evaluate.schedule.parts.len())];
+    let tp_rank = tp_rank as u32;
+    let mut rank = Rank { job, tp_rank, backend, communicator, host, interpreter, chronicle, batch, losses };
+    rank.run(checkpoint)
+}
+
+fn panicked(job: &Job, tp_rank: usize, progress: &Progress, panic: &Box<dyn Any + Send>) -> Error {
+    let said =
+        panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
+    let index = progress.instruction();
+    let instruction = job.train.schedule.instructions.get(index).map(ToString::to_string).unwrap_or_default();
+    let said = said.unwrap_or("no message");
+    Error::rank(tp_rank, format!("panicked at instruction {index}, `{instruction}`: {said}"))
+}
+
+/// Listens until all ranks have ended. When one fails, the others get [`GRACE`] to end; the first cause is the error.
+fn follow(
+    inbox: &Receiver<Message>,
+    ranks: usize,
+    course: &mut Course,
+    listen: &mut dyn FnMut(&Event),
+) -> Result<Vec<RankReport>> {
+    let mut reports = Vec::new();
+    let mut failures: Vec<Error> = Vec::new();
+    let mut deadline: Option<Instant> = None;
+    while reports.len() + failures.len() < ranks {
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let message = match left {
+            Some(left) => inbox.recv_timeout(left),
+            None => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
+        };
+        match message {
+            Ok(Message::Event(event)) => {
+                course.record(&event)?;
+                listen(&event);
+            }
+            Ok(Message::Ended(Ok(report))) => reports.push(report),
+            Ok(Message::Ended(Err(error))) => {
+                failures.push(error);
+                deadline.get_or_insert_with(|| Instant::now() + GRACE);
+            }
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => break,
+        }
+    }
+    match failures.into_iter().min_by_key(Error::is_consequence) {
+        Some(error) => Err(error),
+        None => Ok(reports),
+    }
+}
+
+/// What has been recorded of the run so far.
+struct Course {
+    log: MetricsLog,
+    metrics: Vec<StepMetrics>,
+    checkpoint: Option<String>,
+}
+
+impl Course {
+    fn record(&mut self, event: &Event) -> Result<()> {
+        match event {
+            Event::Step(metrics) => {
+                self.log.append(metrics)?;
+                self.metrics.push(metrics.clone());
+            }
+            Event::Checkpoint { path, .. } => {
+                self.log.sync()?;
+                self.checkpoint =
+                    path.file_name().map(|name| format!("checkpoints/{}", name.to_string_lossy()));
+            }
+            Event::Started { .. } => {}
+        }
+        Ok(())
+    }
+
+    fn summary(&self, job: &Job, first: u64, elapsed: Duration, reports: &[RankReport]) -> Summary {
+        let of =
+            |value: fn(&StepMetrics) -> f64| median(&mut self.metrics.iter().map(value).collect::<Vec<_>>());
+        let done = first + self.metrics.len() as u64;
+        let seconds = elapsed.as_secs_f64();
+        Summary {
+            steps: done,
+            tokens: done * job.tokens_per_step(),
+            train_loss: self.metrics.last().map_or(f64::NAN, |last| last.loss),
+            val_loss: self.metrics.iter().rev().find_map(|metrics| metrics.val_loss),
+            seconds,
+            tokens_per_s: self.metrics.len() as f64 * job.tokens_per_step() as f64 / seconds,
+            step_ms: of(|metrics| metrics.step_ms),
+            compute_ms: of(|metrics| metrics.step_ms - metrics.exposed_comm_ms),
+            exposed_comm_ms: of(|metrics| metrics.exposed_comm_ms),
+            arena_bytes_planned: job.arena_bytes().0,
+            arena_bytes_used: reports.iter().map(|report| report.arena_used.0).max().unwrap_or(0),
+            schedule: job.train.schedule.name.clone(),
+            tensor: job.options.tensor as usize,
+            parameters: job.options.model.parameter_count(),
+            checkpoint: self.checkpoint.clone(),
+        }
+    }
+}

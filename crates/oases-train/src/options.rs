@@ -1,0 +1,95 @@
+//! What a training run is asked to do, with every default filled in.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use oases_exec::comm::Link;
+use oases_schedule::{Model, Variant};
+
+/// A training run. The values are those of the configuration, checked there for range.
+#[derive(Clone)]
+pub struct Options {
+    /// The model.
+    pub model: Model,
+    /// Ranks of the TMP group.
+    pub tensor: u32,
+    /// The schedule.
+    pub variant: &'static Variant,
+    /// Sub-batches of a micro-batch.
+    pub sub_batches: u32,
+    /// Micro-batches of a step.
+    pub micro_batches: u32,
+    /// Sequences of a step.
+    pub batch: u32,
+    /// Text files.
+    pub text: Vec<PathBuf>,
+    /// Share of the text that is held out.
+    pub validation: f64,
+    /// The network to emulate between ranks.
+    pub link: Option<Link>,
+    /// Optimizer and its course.
+    pub optimizer: OptimizerOptions,
+    /// Steps of the whole run.
+    pub steps: u64,
+    /// Seed of weights, data order and dropout.
+    pub seed: u64,
+    /// Steps between evaluations; the last step is always evaluated.
+    pub eval_every: u64,
+    /// Steps between checkpoints; the last step always has one.
+    pub checkpoint_every: u64,
+    /// Checkpoints to keep.
+    pub keep_checkpoints: usize,
+    /// How long ranks wait for each other.
+    pub timeout: Duration,
+    /// The run folder.
+    pub dir: PathBuf,
+    /// The resolved configuration, for the run folder.
+    pub config: String,
+    /// Whether to go on with the run in the folder.
+    pub resume: bool,
+    /// A failure to provoke, to test that it ends the run as it should.
+    pub fault: Option<Fault>,
+}
+
+/// AdamW, its learning rate over the run, and clipping.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct OptimizerOptions {
+    /// Highest learning rate.
+    pub learning_rate: f64,
+    /// Steps of linear warm-up.
+    pub warmup: u64,
+    /// Learning rate at the end, as a share of the highest.
+    pub final_share: f64,
+    /// Decay of the first moment.
+    pub beta1: f64,
+    /// Decay of the second moment.
+    pub beta2: f64,
+    /// Added to the root of the second moment.
+    pub epsilon: f64,
+    /// Decoupled weight decay of matrices.
+    pub weight_decay: f64,
+    /// Largest gradient norm.
+    pub clip: f64,
+}
+
+/// What goes wrong on purpose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FaultKind {
+    /// The rank panics inside an instruction.
+    Panic,
+    /// The rank stops and never comes back.
+    Hang,
+    /// The rank's loss becomes NaN.
+    NonFinite,
+}
+
+/// A provoked failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// What happens.
+    pub kind: FaultKind,
+    /// To which TMP rank.
+    pub tp_rank: u32,
+    /// In which step, from 0.
+    pub step: u64,
+}

@@ -1,0 +1,263 @@
+//! The loop of one rank. Every rank of the group runs the same loop on the same samples; rank 0 also keeps the run folder.
+
+use std::sync::mpsc::Sender;
+use std::time::Instant;
+
+use oases_exec::comm::{Communicator, CommunicatorError, HostGroup};
+use oases_exec::philox::key_from_seed;
+use oases_exec::{AdamW, Backend, Interpreter, Program, StepInputs};
+use oases_schedule::{BlockId, Bytes, Instruction, Role, Span};
+
+use crate::checkpoint::{Checkpoint, Checkpoints, Kind};
+use crate::data::{Batch, samples_of_step};
+use crate::error::{Error, Result};
+use crate::event::Event;
+use crate::job::Job;
+use crate::launch::Message;
+use crate::metrics::StepMetrics;
+use crate::options::FaultKind;
+use crate::weights::Shards;
+
+/// Dropout has a key of its own, so that its draws are none of the weights' or the data's.
+const DROPOUT_SEED: u64 = 0xD509_0000_0000_0000;
+
+/// What rank 0 has besides: the run folder's writable parts, and who listens.
+pub(crate) struct Chronicle {
+    pub checkpoints: Checkpoints,
+    pub messages: Sender<Message>,
+}
+
+/// A rank, with its device and its ends of the group.
+pub(crate) struct Rank<'a, B, C, H> {
+    pub job: &'a Job,
+    pub tp_rank: u32,
+    pub backend: B,
+    pub communicator: C,
+    pub host: H,
+    pub interpreter: Interpreter,
+    /// On rank 0 only.
+    pub chronicle: Option<Chronicle>,
+    pub batch: Batch,
+    /// Room for the losses of the parts.
+    pub losses: Vec<f32>,
+}
+
+/// What a rank reports at its end.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RankReport {
+    pub arena_used: Bytes,
+}
+
+impl<B: Backend, C: Communicator<B::Region>, H: HostGroup> Rank<'_, B, C, H> {
+    /// Trains from the checkpoint, or from the beginning, to the last step.
+    pub(crate) fn run(&mut self, from: Option<&Checkpoint>) -> Result<RankReport> {
+        let job = self.job;
+        let shards = Shards { statics: &job.statics, tp_rank: self.tp_rank };
+        match from {
+            Some(checkpoint) => shards.load(&mut self.backend, checkpoint, &Kind::ALL)?,
+            None => shards.initialize(&mut self.backend, job.options.seed),
+        }
+        let first = from.map_or(0, |checkpoint| checkpoint.metadata().step);
+        for step in first..job.options.steps {
+            let mut metrics = self.train_step(step)?;
+            let done = step + 1;
+            let last = done == job.options.steps;
+            if last || done.is_multiple_of(job.options.eval_every) {
+                let began = Instant::now();
+                metrics.val_loss = self.evaluate(step)?;
+                metrics.eval_ms = Some(began.elapsed().as_secs_f64() * 1e3);
+            }
+            self.tell(Event::Step(metrics));
+            if last || done.is_multiple_of(job.options.checkpoint_every) {
+                self.checkpoint(done)?;
+            }
+        }
+        Ok(RankReport { arena_used: self.backend.touched() })
+    }
+
+    fn tell(&self, event: Event) {
+        if let Some(chronicle) = &self.chronicle {
+            // Nobody listens any more when the run is being given up; the rank then ends by its own error.
+            let _ = chronicle.messages.send(Message::Event(event));
+        }
+    }
+
+    fn train_step(&mut self, step: u64) -> Result<StepMetrics> {
+        let job = self.job;
+        let began = Instant::now();
+        self.provoke(step);
+        job.train_data.fill(samples_of_step(step, u64::from(job.options.batch)), &mut self.batch);
+        let targets = self.batch.predicted();
+        let learning_rate = job.learning_rate.at(step + 1);
+        let inputs = self.inputs(step, targets, Some(self.hyper(step, learning_rate)));
+        self.execute(&job.train, &inputs)?;
+
+        let loss = self.summed_loss(job.train.schedule.parts.len()) / targets as f64;
+        let mut square_norm = [0.0];
+        self.backend.read(job.statics.norm, &mut square_norm);
+        let grad_norm = f64::from(square_norm[0]).sqrt();
+        let step_ms = began.elapsed().as_secs_f64() * 1e3;
+        if !(loss.is_finite() && grad_norm.is_finite()) {
+            return Err(Error::NonFinite { step: step + 1, loss, grad_norm });
+        }
+        Ok(StepMetrics {
+            step: step + 1,
+            loss,
+            grad_norm,
+            lr: learning_rate,
+            step_ms,
+            exposed_comm_ms: self.exposed_ns(&job.train) as f64 / 1e6,
+            tokens_per_s: targets as f64 / step_ms * 1e3,
+            val_loss: None,
+            eval_ms: None,
+        })
+    }
+
+    fn hyper(&self, step: u64, learning_rate: f64) -> AdamW {
+        let optimizer = &self.job.options.optimizer;
+        AdamW {
+            learning_rate: learning_rate as f32,
+            beta1: optimizer.beta1 as f32,
+            beta2: optimizer.beta2 as f32,
+            epsilon: optimizer.epsilon as f32,
+            weight_decay: optimizer.weight_decay as f32,
+            update: step + 1,
+            clip: optimizer.clip as f32,
+        }
+    }
+
+    fn inputs(&self, step: u64, targets: usize, update: Option<AdamW>) -> StepInputs {
+        StepInputs {
+            step: step as u32,
+            first_sample: 0,
+            loss_scale: 1.0 / targets as f32,
+            dropout: update.is_some(),
+            dropout_key: key_from_seed(self.job.options.seed ^ DROPOUT_SEED),
+            update,
+        }
+    }
+
+    /// Hands the batch to the device and runs the program.
+    fn execute(&mut self, program: &Program, inputs: &StepInputs) -> Result<()> {
+        let statics = &self.job.statics;
+        let bytes = self.batch.inputs.len() * size_of::<u32>();
+        self.backend.write_tokens(Span { bytes, ..statics.tokens }, &self.batch.inputs);
+        self.backend.write_tokens(Span { bytes, ..statics.targets }, &self.batch.targets);
+        self.interpreter.run(program, statics, &mut self.backend, &mut self.communicator, inputs).map_err(
+            |interrupted| {
+                let at = format!(
+                    " (step {}, instruction {}: `{}`)",
+                    inputs.step + 1,
+                    interrupted.index,
+                    interrupted.instruction
+                );
+                Error::communicator(self.tp_rank as usize, &interrupted.source, &at)
+            },
+        )
+    }
+
+    fn summed_loss(&mut self, parts: usize) -> f64 {
+        let losses = &mut self.losses[..parts];
+        let bytes = parts * size_of::<f32>();
+        self.backend.read(Span { bytes, ..self.job.statics.losses }, losses);
+        losses.iter().map(|&loss| f64::from(loss)).sum()
+    }
+
+    /// Time in which this rank waited for collectives.
+    fn exposed_ns(&self, program: &Program) -> u64 {
+        let waits = program.schedule.instructions.iter().zip(self.interpreter.timings());
+        waits
+            .filter(|(i, _)| matches!(i, Instruction::Sync { .. }))
+            .map(|(_, timing)| timing.duration_ns())
+            .sum()
+    }
+
+    /// Mean loss over the held-out text, every target counted once. `None` where nothing is held out.
+    fn evaluate(&mut self, step: u64) -> Result<Option<f64>> {
+        let job = self.job;
+        let data = &job.validation_data;
+        let sequences = job.evaluate.schedule.batch();
+        let (mut loss, mut targets) = (0.0, 0);
+        for windows in data.batches(u64::from(sequences)) {
+            data.fill(windows, &mut self.batch);
+            targets += self.batch.predicted();
+            self.pad(sequences as usize);
+            let inputs = self.inputs(step, 1, None);
+            self.execute(&job.evaluate, &inputs)?;
+            loss += self.summed_loss(job.evaluate.schedule.parts.len());
+        }
+        Ok((targets > 0).then(|| loss / targets as f64))
+    }
+
+    /// The last batch may be short; the rest of it counts for nothing.
+    fn pad(&mut self, sequences: usize) {
+        let length = sequences * self.job.options.model.sequence;
+        self.batch.inputs.resize(length, 0);
+        self.batch.targets.resize(length, crate::data::IGNORE);
+    }
+
+    /// All ranks hand their parts of one tensor after another to rank 0, which writes the file.
+    fn checkpoint(&mut self, done: u64) -> Result<()> {
+        let job = self.job;
+        let shards = Shards { statics: &job.statics, tp_rank: self.tp_rank };
+        let (backend, host) = (&mut self.backend, &self.host);
+        let lost = |error: CommunicatorError| Error::rank(shards.tp_rank as usize, error.to_string());
+        let Some(chronicle) = &self.chronicle else {
+            for (index, kind, _) in job.entries() {
+                // Rank 0 says before each tensor whether it can still write.
+                if host.broadcast(None).map_err(lost)? != GO {
+                    break;
+                }
+                shards.gather(backend, host, index, kind, None)?;
+            }
+            return match host.broadcast(None).map_err(lost)?.as_slice() {
+                b"" => Ok(()),
+                reason => Err(Error::consequence(0, String::from_utf8_lossy(reason))),
+            };
+        };
+        let mut entries = job.entries();
+        let written = chronicle.checkpoints.write(&job.metadata(done), &job.tensors(), &mut |_, writer| {
+            let (index, kind, _) =
+                entries.next().ok_or_else(|| Error::internal("more tensors than entries"))?;
+            host.broadcast(Some(GO.to_vec())).map_err(lost)?;
+            shards.gather(backend, host, index, kind, Some(writer))
+        });
+        if entries.next().is_some() {
+            host.broadcast(Some(STOP.to_vec())).map_err(lost)?;
+        }
+        let pruned = written.and_then(|path| {
+            chronicle.checkpoints.prune(done, job.options.keep_checkpoints)?;
+            Ok(path)
+        });
+        let outcome = pruned.as_ref().err().map(|error| error.to_string()).unwrap_or_default();
+        host.broadcast(Some(outcome.into_bytes())).map_err(lost)?;
+        let path = pruned?;
+        self.tell(Event::Checkpoint { step: done, path });
+        Ok(())
+    }
+
+    fn poison_weights(&mut self) {
+        let statics = &self.job.statics;
+        let gain = statics.role(BlockId::Head, Role::NormGain).weight;
+        self.backend.write(Span { bytes: size_of::<f32>(), ..gain }, &[f32::NAN]);
+    }
+
+    /// Brings about the failure that the options ask for, if it is this rank's turn.
+    fn provoke(&mut self, step: u64) {
+        let Some(fault) = self.job.options.fault else { return };
+        if fault.step != step || fault.tp_rank != self.tp_rank {
+            return;
+        }
+        match fault.kind {
+            FaultKind::Panic => self.interpreter.panic_at(self.job.train.schedule.instructions.len() / 2),
+            FaultKind::Hang => loop {
+                std::thread::park();
+            },
+            FaultKind::NonFinite => self.poison_weights(),
+        }
+    }
+}
+
+/// What rank 0 says before each tensor of a checkpoint.
+const GO: &[u8] = b"go";
+const STOP: &[u8] = b"stop";

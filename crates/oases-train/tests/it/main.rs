@@ -1,0 +1,7 @@
+//! Tests of this crate through its public interface, in processes of their own where they are killed.
+
+mod child;
+
+mod kill;
+mod position;
+mod processes;

@@ -1,0 +1,250 @@
+//! What the user typed on the command line, as it was typed. Nothing is opened, checked or done here.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+
+use crate::config::{Override, keys};
+use crate::error::UserError;
+
+/// Train transformer language models across commodity servers with the communication hidden.
+///
+/// Tensor parallelism puts an all-reduce behind every block of a transformer. Oases cuts each batch into sub-batches and
+/// lets the all-reduce of one run under the computation of the other.
+#[derive(Debug, Parser)]
+#[command(name = "oases", version, arg_required_else_help = true, max_term_width = 100)]
+#[command(after_help = "Start with: oases train configs/quickstart.toml")]
+struct CommandLine {
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// One thing to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Train a model.
+    Train(TrainArgs),
+    /// Show the schedule of a training step, its collectives and its memory, without training.
+    Explain(ExplainArgs),
+    /// Continue a text with a trained model.
+    Generate(GenerateArgs),
+    /// Show what this machine has, in a form to paste into a report.
+    Doctor,
+    /// Print the completions of a shell.
+    #[command(
+        after_help = "Example:\n  oases completions bash > ~/.local/share/bash-completion/completions/oases"
+    )]
+    Completions {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page, of the program or of one command.
+    #[command(after_help = "Example:\n  oases man train | man -l -")]
+    Man {
+        /// The command; the whole program where it is left out.
+        command: Option<String>,
+    },
+}
+
+/// A configuration and what to change in it.
+#[derive(Args, Debug)]
+pub struct ConfigArgs {
+    /// The configuration, a TOML file.
+    #[arg(value_name = "CONFIG")]
+    pub path: PathBuf,
+    /// Set a key of the configuration, such as `train.steps=100`; may be given several times.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub overrides: Vec<Override>,
+}
+
+/// `oases train`
+#[derive(Args, Debug)]
+#[command(after_help = TRAIN_EXAMPLES, after_long_help = train_long_help())]
+pub struct TrainArgs {
+    #[command(flatten)]
+    pub config: ConfigArgs,
+    /// Continue the run in the configuration's folder from its newest checkpoint.
+    #[arg(long)]
+    pub resume: bool,
+    /// Print the summary of the run on standard output in this form.
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    pub format: Format,
+}
+
+/// `oases explain`
+#[derive(Args, Debug)]
+#[command(after_help = EXPLAIN_EXAMPLES)]
+pub struct ExplainArgs {
+    #[command(flatten)]
+    pub config: ConfigArgs,
+    /// Show the schedule after each of the passes that build it.
+    #[arg(long)]
+    pub verbose: bool,
+    /// The form of the output.
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    pub format: Format,
+}
+
+/// `oases generate`
+#[derive(Args, Debug)]
+#[command(after_help = GENERATE_EXAMPLES)]
+pub struct GenerateArgs {
+    /// The folder of a run, which holds config.toml and checkpoints/.
+    #[arg(value_name = "RUN")]
+    pub run: PathBuf,
+    /// The text to continue.
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub prompt: String,
+    /// How many tokens to add.
+    #[arg(long, value_name = "N", default_value_t = 200)]
+    pub tokens: usize,
+    /// How much chance there is: 0 always takes the likeliest token, 1 follows the model's probabilities.
+    #[arg(long, value_name = "T", default_value_t = 0.8, allow_negative_numbers = true)]
+    pub temperature: f32,
+    /// Choose among the K likeliest tokens only.
+    #[arg(long, value_name = "K")]
+    pub top_k: Option<usize>,
+    /// The seed of the choices.
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    pub seed: u64,
+}
+
+/// How results are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// For people.
+    Text,
+    /// For programs.
+    Json,
+}
+
+const TRAIN_EXAMPLES: &str = "\
+Examples:
+  oases train configs/quickstart.toml
+  oases train configs/quickstart.toml --set train.steps=100 --set run.dir=runs/short
+  oases train configs/quickstart.toml --set link.bandwidth='1 Gbit/s'
+  oases train configs/quickstart.toml --resume";
+
+const EXPLAIN_EXAMPLES: &str = "\
+Examples:
+  oases explain configs/quickstart.toml
+  oases explain configs/quickstart.toml --set schedule.name=megatron
+  oases explain configs/quickstart.toml --verbose | less";
+
+const GENERATE_EXAMPLES: &str = "\
+Examples:
+  oases generate runs/quickstart --prompt 'Call me'
+  oases generate runs/quickstart --prompt 'The whale' --tokens 500 --temperature 0.7 --top-k 40";
+
+fn train_long_help() -> String {
+    format!(
+        "{TRAIN_EXAMPLES}\n\nThe run's folder holds config.toml (with every default filled in), metrics.jsonl, \
+         checkpoints/ and summary.json.\n\nKeys of a configuration:\n{}",
+        keys::reference()
+    )
+}
+
+/// What a command line asks for.
+#[derive(Debug)]
+pub enum Request {
+    /// Do this.
+    Run(Command),
+    /// Show this text: help or the version.
+    Show(String),
+}
+
+/// Reads a command line.
+pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> anyhow::Result<Request> {
+    let error = match CommandLine::try_parse_from(arguments) {
+        Ok(line) => return Ok(Request::Run(line.command)),
+        Err(error) => error,
+    };
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Ok(Request::Show(error.to_string())),
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => Err(UserError::new(
+            "no command given",
+            "`oases --help` lists the commands; start with `oases train configs/quickstart.toml`",
+        )
+        .into()),
+        _ => Err(user_error(&error).into()),
+    }
+}
+
+/// The definition of the command line, for completions and manual pages.
+pub fn definition() -> clap::Command {
+    CommandLine::command()
+}
+
+/// The parser's own message is a page; this is its first paragraph as one line, and the most helpful of the rest.
+fn user_error(error: &clap::Error) -> UserError {
+    let text = error.to_string();
+    let message = text.split("\n\n").next().unwrap_or_default();
+    let message = message.strip_prefix("error: ").unwrap_or(message);
+    let message = message.lines().map(str::trim).collect::<Vec<_>>().join(" ");
+    UserError::new(message, suggestion(error).unwrap_or_else(|| usage(&text)))
+}
+
+fn suggestion(error: &clap::Error) -> Option<String> {
+    const SUGGESTIONS: [ContextKind; 3] =
+        [ContextKind::SuggestedArg, ContextKind::SuggestedSubcommand, ContextKind::SuggestedValue];
+    SUGGESTIONS.iter().find_map(|kind| match error.get(*kind)? {
+        ContextValue::String(name) => Some(format!("did you mean `{name}`?")),
+        ContextValue::Strings(names) if !names.is_empty() => {
+            Some(format!("did you mean `{}`?", names.join("` or `")))
+        }
+        _ => None,
+    })
+}
+
+fn usage(text: &str) -> String {
+    match text.lines().find_map(|line| line.strip_prefix("Usage: ")) {
+        Some(usage) => format!("usage: {usage}"),
+        None => "`oases COMMAND --help` describes all options of a command".to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_definition_is_consistent() {
+        definition().debug_assert();
+    }
+
+    fn refused(line: &str) -> String {
+        let arguments = line.split_whitespace().map(OsString::from);
+        format!("{:?}", parse(arguments).unwrap_err().downcast::<UserError>().unwrap())
+    }
+
+    #[test]
+    fn what_cannot_be_parsed_is_one_line_and_a_hint() {
+        for (line, message, hint) in [
+            ("oases", "no command given", "`oases --help` lists the commands"),
+            ("oases trian x", "unrecognized subcommand 'trian'", "did you mean `train`?"),
+            (
+                "oases train",
+                "the following required arguments were not provided: <CONFIG>",
+                "usage: oases train",
+            ),
+            ("oases train x --formt json", "unexpected argument '--formt' found", "did you mean `--format`?"),
+            ("oases train x --set a.b", "there is no `=`", "`oases COMMAND --help`"),
+            ("oases generate r --prompt p --tokens many", "invalid value 'many' for '--tokens <N>'", ""),
+        ] {
+            let refused = refused(line);
+            assert!(refused.contains(message) && refused.contains(hint), "{line}: {refused}");
+        }
+    }
+
+    #[test]
+    fn every_key_is_in_the_long_help() {
+        let Ok(Request::Show(help)) = parse(["oases", "train", "--help"].map(OsString::from)) else {
+            panic!("no help");
+        };
+        for key in keys::KEYS {
+            assert!(help.contains(key.name()), "{}", key.path);
+        }
+    }
+}

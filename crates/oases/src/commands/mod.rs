@@ -1,0 +1,25 @@
+//! One module for each command: what it checks, what it does, what it prints.
+
+mod explain;
+mod generate;
+mod plan_run;
+mod shell;
+mod text_files;
+mod train;
+
+use crate::args::Command;
+use crate::doctor;
+use crate::environment::Environment;
+use crate::terminal::{self, Terminal};
+
+/// Does what was asked for.
+pub fn run(command: &Command, environment: &Environment, terminal: &Terminal) -> anyhow::Result<()> {
+    match command {
+        Command::Train(args) => train::run(args, environment, terminal),
+        Command::Explain(args) => explain::run(args, environment),
+        Command::Generate(args) => generate::run(args, environment),
+        Command::Doctor => terminal::print(&doctor::report(environment)),
+        Command::Completions { shell } => shell::completions(*shell),
+        Command::Man { command } => shell::manual(command.as_deref()),
+    }
+}

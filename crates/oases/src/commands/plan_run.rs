@@ -1,0 +1,81 @@
+//! From a resolved configuration to the values that the libraries take.
+
+use oases_exec::CpuBackend;
+use oases_exec::comm::Link;
+use oases_schedule::{Model, Variant, Workspace};
+use oases_train::{Fault, OptimizerOptions, Options};
+
+use crate::config::RunConfig;
+use crate::error::UserError;
+
+/// The model of a configuration.
+pub fn model(config: &RunConfig) -> Model {
+    let model = &config.model;
+    Model {
+        ffn: model.ffn,
+        dropout: model.dropout as f32,
+        tied: model.tied,
+        norm_epsilon: model.norm_epsilon as f32,
+        ..Model::gpt(model.layers as u32, model.hidden, model.heads, model.sequence, model.vocabulary)
+    }
+}
+
+/// What the CPU's kernels want as workspace. Only for a model that has been checked.
+pub fn workspace(options: &Options) -> Workspace {
+    CpuBackend::workspace(&options.model, options.tensor)
+}
+
+/// The run of a configuration.
+pub fn options(config: &RunConfig, resume: bool, fault: Option<Fault>) -> Options {
+    let (train, schedule) = (&config.train, &config.schedule);
+    Options {
+        model: model(config),
+        tensor: config.parallel.tensor as u32,
+        variant: Variant::find(&schedule.name).expect("the configuration's rules know every schedule"),
+        sub_batches: schedule.sub_batches as u32,
+        micro_batches: schedule.micro_batches as u32,
+        batch: train.batch as u32,
+        text: config.data.text.clone(),
+        validation: config.data.validation,
+        link: config.link.as_ref().map(|link| Link {
+            bandwidth_bytes_per_s: link.bandwidth.bytes_per_second(),
+            latency: link.latency.duration(),
+        }),
+        optimizer: OptimizerOptions {
+            learning_rate: train.learning_rate,
+            warmup: train.warmup,
+            final_share: train.final_learning_rate,
+            beta1: train.beta1,
+            beta2: train.beta2,
+            epsilon: train.epsilon,
+            weight_decay: train.weight_decay,
+            clip: train.clip,
+        },
+        steps: train.steps,
+        seed: train.seed,
+        eval_every: train.eval_every,
+        checkpoint_every: train.checkpoint_every,
+        keep_checkpoints: train.keep_checkpoints,
+        timeout: config.run.timeout(),
+        dir: config.run.dir.clone(),
+        config: config.to_toml(),
+        resume,
+        fault,
+    }
+}
+
+/// Tells a training error to the user as what it is: something to mend, or a failure.
+pub fn told(error: oases_train::Error) -> anyhow::Error {
+    use oases_train::Error;
+    match (&error, error.hint()) {
+        (
+            Error::Configuration { .. }
+            | Error::Data { .. }
+            | Error::Checkpoint { .. }
+            | Error::InputOutput { .. },
+            hint,
+        ) => UserError::new(error.to_string(), hint.unwrap_or("`oases train --help` describes all keys"))
+            .into(),
+        (Error::Rank { .. } | Error::NonFinite { .. } | Error::Internal { .. }, _) => error.into(),
+    }
+}

@@ -1,0 +1,56 @@
+//! Whether the text files that a configuration names can be read, checked before anything is allocated.
+
+use std::fs::{self, File};
+use std::path::Path;
+
+use crate::config::{RunConfig, describe_io};
+use crate::environment::Environment;
+use crate::error::UserError;
+
+/// Checks every file; all problems are told together.
+pub fn check(config: &RunConfig, environment: &Environment) -> Result<(), UserError> {
+    let mut problems = Vec::new();
+    let mut bytes = 0u64;
+    for path in &config.data.text {
+        match readable(path) {
+            Ok(length) => bytes = bytes.saturating_add(length),
+            Err(problem) => problems.push(UserError::new(
+                format!("cannot use the text file {}: {problem}", path.display()),
+                hint(path, environment),
+            )),
+        }
+    }
+    // A window is a sequence and the token after it; training and validation need one each.
+    let least = 2 * (config.model.sequence as u64 + 1);
+    if problems.is_empty() && bytes < least {
+        problems.push(UserError::new(
+            format!("the text has {bytes} bytes, too few for sequences of {} tokens", config.model.sequence),
+            format!("give at least {least} bytes in `data.text`, or make `model.sequence` smaller"),
+        ));
+    }
+    UserError::all(problems).map_or(Ok(()), Err)
+}
+
+/// The length of a file that can be read, or why it cannot.
+fn readable(path: &Path) -> Result<u64, String> {
+    // Asked before opening: to open a pipe would wait for its writer.
+    let metadata = fs::metadata(path).map_err(|error| describe_io(&error))?;
+    if metadata.is_dir() {
+        return Err("it is a folder".to_string());
+    }
+    if !metadata.is_file() {
+        return Err("it is not a regular file".to_string());
+    }
+    File::open(path).map_err(|error| describe_io(&error))?;
+    match metadata.len() {
+        0 => Err("it is empty".to_string()),
+        length => Ok(length),
+    }
+}
+
+fn hint(path: &Path, environment: &Environment) -> String {
+    if path.is_absolute() {
+        return "`data.text` lists the files to train on".to_string();
+    }
+    format!("paths in `data.text` start at the current directory, {}", environment.current_folder_text())
+}

@@ -1,0 +1,268 @@
+//! Every key of a configuration: what it means, what it accepts, what it is when left out. The one list of them.
+//!
+//! The reader, the messages, the suggestions and the help text all come from it, so a key cannot exist in one
+//! and be missing in another. Rules between several keys are in [`super::rules`].
+
+use std::ops::Bound::{self, Excluded, Included, Unbounded};
+
+/// One key.
+#[derive(Clone, Copy, Debug)]
+pub struct Key {
+    /// Dotted name: `section.key`.
+    pub path: &'static str,
+    /// What it accepts.
+    pub accepts: Accepts,
+    /// What it is, to stand after "`key` is ".
+    pub about: &'static str,
+    /// A sensible value, as TOML.
+    pub example: &'static str,
+    /// What it is when left out, in words.
+    pub default: WhenLeftOut,
+}
+
+/// What a key accepts on its own.
+#[derive(Clone, Copy, Debug)]
+pub enum Accepts {
+    /// A whole number, both ends included.
+    Integer(u64, u64),
+    /// A finite number.
+    Number(Bound<f64>, Bound<f64>),
+    /// `true` or `false`.
+    Flag,
+    /// Any text but an empty one.
+    Text,
+    /// One of these words.
+    Word(&'static [&'static str]),
+    /// A path, or a list of at least one.
+    Paths,
+    /// A rate with its unit.
+    Bandwidth,
+    /// A time with its unit.
+    Latency,
+}
+
+/// What a key is when left out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WhenLeftOut {
+    /// It must be given.
+    Required,
+    /// This value, as TOML.
+    Value(&'static str),
+    /// Follows from other keys, as these words say.
+    Derived(&'static str),
+}
+
+/// Model families.
+pub const FAMILIES: &[&str] = &["gpt"];
+
+/// Schedules that can be asked for.
+pub const SCHEDULES: &[&str] = &["megatron", "none", "cross-pass", "oases"];
+
+/// Sizes beyond these are typing errors, and keeping to them keeps products of a few of them far from overflow.
+const MAX_SIZE: u64 = 1 << 24;
+const MAX_COUNT: u64 = 1 << 40;
+
+const POSITIVE: Accepts = Accepts::Number(Excluded(0.0), Unbounded);
+const NOT_NEGATIVE: Accepts = Accepts::Number(Included(0.0), Unbounded);
+const BELOW_ONE: Accepts = Accepts::Number(Included(0.0), Excluded(1.0));
+const BETWEEN_ZERO_AND_ONE: Accepts = Accepts::Number(Excluded(0.0), Excluded(1.0));
+
+const fn key(
+    path: &'static str,
+    accepts: Accepts,
+    default: WhenLeftOut,
+    example: &'static str,
+    about: &'static str,
+) -> Key {
+    Key { path, accepts, about, example, default }
+}
+
+use Accepts::{Flag, Integer, Paths, Text, Word};
+use WhenLeftOut::{Derived, Required, Value};
+
+/// All keys, in the order in which a resolved configuration lists them.
+#[rustfmt::skip] // One key a line, in columns.
+pub const KEYS: &[Key] = &[
+    key("model.family", Word(FAMILIES), Value("\"gpt\""), "\"gpt\"", "the kind of transformer"),
+    key("model.layers", Integer(1, 1 << 16), Required, "4", "the number of layers, each an attention and an MLP block"),
+    key("model.hidden", Integer(1, MAX_SIZE), Required, "192", "the width of the residual stream"),
+    key("model.heads", Integer(1, 1 << 16), Required, "6", "the number of attention heads; it divides `model.hidden`"),
+    key("model.ffn", Integer(1, MAX_SIZE), Derived("4 × `model.hidden`"), "768", "the width inside an MLP block"),
+    key("model.sequence", Integer(1, MAX_SIZE), Required, "128", "the number of tokens in a sequence"),
+    key("model.vocabulary", Integer(256, MAX_SIZE), Value("256"), "256", "the number of tokens; text is read as bytes, which need 256"),
+    key("model.dropout", BELOW_ONE, Value("0.0"), "0.1", "the share of activations dropped in training"),
+    key("model.tied", Flag, Value("true"), "true", "whether the head uses the embedding's weights"),
+    key("model.norm_epsilon", POSITIVE, Value("1e-5"), "1e-5", "added to the variance in a normalisation"),
+    key("data.text", Paths, Required, "[\"data/moby_dick.txt\"]", "the text files to train on; relative paths start at the current directory"),
+    key("data.validation", BETWEEN_ZERO_AND_ONE, Value("0.05"), "0.05", "the share of the text kept for validation"),
+    key("parallel.tensor", Integer(1, 1024), Value("1"), "2", "the tensor parallel degree: over how many ranks each block is cut"),
+    key("schedule.name", Word(SCHEDULES), Value("\"oases\""), "\"oases\"", "the schedule of a training step"),
+    key("schedule.sub_batches", Integer(1, 4), Value("2"), "2", "into how many parts a micro-batch is cut, so that one computes while another communicates"),
+    key("schedule.micro_batches", Integer(1, MAX_SIZE), Value("1"), "1", "over how many micro-batches gradients are accumulated before a step"),
+    key("link.bandwidth", Accepts::Bandwidth, Required, "\"1 Gbit/s\"", "the speed of the emulated link between the ranks"),
+    key("link.latency", Accepts::Latency, Value("\"50 us\""), "\"50 us\"", "the latency of the emulated link between the ranks"),
+    key("train.steps", Integer(1, MAX_COUNT), Required, "500", "the number of optimizer steps"),
+    key("train.batch", Integer(1, MAX_SIZE), Required, "16", "the number of sequences in a step, over all ranks and micro-batches"),
+    key("train.learning_rate", POSITIVE, Required, "2e-3", "the learning rate at its peak, after the warm-up"),
+    key("train.warmup", Integer(0, MAX_COUNT), Derived("a tenth of `train.steps`"), "50", "the number of steps in which the learning rate rises to its peak"),
+    key("train.final_learning_rate", Accepts::Number(Included(0.0), Included(1.0)), Value("0.1"), "0.1", "the learning rate at the last step, as a share of its peak"),
+    key("train.weight_decay", NOT_NEGATIVE, Value("0.1"), "0.1", "the decoupled weight decay of AdamW, for matrices only"),
+    key("train.beta1", BELOW_ONE, Value("0.9"), "0.9", "the decay of AdamW's first moment"),
+    key("train.beta2", BELOW_ONE, Value("0.95"), "0.95", "the decay of AdamW's second moment"),
+    key("train.epsilon", POSITIVE, Value("1e-8"), "1e-8", "added to the root of AdamW's second moment"),
+    key("train.clip", POSITIVE, Value("1.0"), "1.0", "the global gradient norm above which gradients are scaled down"),
+    key("train.seed", Integer(0, i64::MAX as u64), Value("0"), "0", "the seed of initial weights, dropout and the order of the data"),
+    key("train.eval_every", Integer(1, MAX_COUNT), Value("100"), "100", "after how many steps the validation loss is taken; it always is after the last"),
+    key("train.checkpoint_every", Integer(1, MAX_COUNT), Derived("`train.eval_every`"), "100", "after how many steps a checkpoint is written; one always is after the last"),
+    key("train.keep_checkpoints", Integer(1, MAX_SIZE), Value("2"), "2", "how many of the newest checkpoints are kept"),
+    key("run.dir", Text, Derived("runs/ and the configuration's name"), "\"runs/quickstart\"", "the folder that the run writes to"),
+    key("run.timeout_s", Accepts::Number(Excluded(0.0), Included(1e6)), Value("60.0"), "60.0", "the seconds after which a rank that others wait for counts as lost"),
+];
+
+/// Sections that may be left out as a whole, and mean something by that.
+pub const OPTIONAL_SECTIONS: &[&str] = &["link"];
+
+impl Key {
+    /// The part before the dot.
+    pub fn section(&self) -> &'static str {
+        self.path.split_once('.').map_or(self.path, |(section, _)| section)
+    }
+
+    /// The part after the dot.
+    pub fn name(&self) -> &'static str {
+        self.path.split_once('.').map_or(self.path, |(_, name)| name)
+    }
+
+    /// What to write for it: the hint of nearly every problem with one key.
+    pub fn hint(&self) -> String {
+        format!("`{}` is {}; for example `{} = {}`", self.path, self.about, self.name(), self.example)
+    }
+}
+
+/// The key of that dotted name.
+pub fn find(path: &str) -> Option<&'static Key> {
+    KEYS.iter().find(|key| key.path == path)
+}
+
+/// The names of the sections, each once, in order.
+pub fn sections() -> Vec<&'static str> {
+    let mut sections: Vec<&str> = KEYS.iter().map(Key::section).collect();
+    sections.dedup();
+    sections
+}
+
+impl Accepts {
+    /// What a value must be, to stand after "must be ".
+    pub fn words(&self) -> String {
+        match self {
+            Integer(low, high) if *high >= i64::MAX as u64 => format!("a whole number of at least {low}"),
+            Integer(low, high) => format!("a whole number from {low} to {high}"),
+            Accepts::Number(low, high) => match (low, high) {
+                (Excluded(low), Unbounded) => format!("a number above {low}"),
+                (Included(low), Unbounded) => format!("a number of at least {low}"),
+                (low, high) => format!("a number in {}", interval(*low, *high)),
+            },
+            Flag => "true or false".to_string(),
+            Text => "text in quotes".to_string(),
+            Word(words) => match words {
+                [only] => format!("\"{only}\""),
+                _ => format!("one of {}", quoted_list(words)),
+            },
+            Paths => "a list of paths".to_string(),
+            Accepts::Bandwidth => "a rate in quotes, such as \"1 Gbit/s\"".to_string(),
+            Accepts::Latency => "a time in quotes, such as \"50 us\"".to_string(),
+        }
+    }
+}
+
+fn interval(low: Bound<f64>, high: Bound<f64>) -> String {
+    let left = match low {
+        Included(low) => format!("[{low}"),
+        Excluded(low) => format!("({low}"),
+        Unbounded => "(-inf".to_string(),
+    };
+    match high {
+        Included(high) => format!("{left}, {high}]"),
+        Excluded(high) => format!("{left}, {high})"),
+        Unbounded => format!("{left}, inf)"),
+    }
+}
+
+fn quoted_list(words: &[&str]) -> String {
+    words.iter().map(|word| format!("\"{word}\"")).collect::<Vec<_>>().join(", ")
+}
+
+/// All keys with what they accept and their defaults, as `--help` shows them.
+pub fn reference() -> String {
+    let mut text = String::new();
+    for section in sections() {
+        let optional = if OPTIONAL_SECTIONS.contains(&section) { " (may be left out)" } else { "" };
+        text.push_str(&format!("  [{section}]{optional}\n"));
+        for key in KEYS.iter().filter(|key| key.section() == section) {
+            let choice = match key.accepts {
+                Word(words) if words.len() > 1 => format!(", {}", key.accepts.words()),
+                _ => String::new(),
+            };
+            let default = match key.default {
+                Required => "required".to_string(),
+                Value(value) => format!("default {value}"),
+                Derived(words) => format!("default {words}"),
+            };
+            let about = hanging(&format!("{}{choice} [{default}]", key.about), 25, 80);
+            text.push_str(&format!("    {:<20} {about}\n", key.name()));
+        }
+    }
+    text
+}
+
+/// Breaks text that starts at column `indent` into lines no longer than `width`, the later ones indented.
+fn hanging(text: &str, indent: usize, width: usize) -> String {
+    let mut broken = String::new();
+    let mut column = indent;
+    for word in text.split(' ') {
+        let length = word.chars().count();
+        if column > indent && column + 1 + length > width {
+            broken.push_str(&format!("\n{:indent$}", ""));
+            column = indent;
+        } else if column > indent {
+            broken.push(' ');
+            column += 1;
+        }
+        broken.push_str(word);
+        column += length;
+    }
+    broken
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_unique_and_their_sections_stand_together() {
+        let mut paths: Vec<&str> = KEYS.iter().map(|key| key.path).collect();
+        paths.sort_unstable();
+        paths.dedup();
+        assert_eq!(paths.len(), KEYS.len());
+        assert_eq!(sections(), ["model", "data", "parallel", "schedule", "link", "train", "run"]);
+    }
+
+    #[test]
+    fn long_lines_are_broken_and_indented() {
+        assert_eq!(hanging("aa bb cc dd", 2, 7), "aa bb\n  cc dd");
+        assert_eq!(hanging("aaaaaaaaaa b", 2, 7), "aaaaaaaaaa\n  b");
+        assert!(reference().lines().all(|line| line.chars().count() <= 80));
+    }
+
+    #[test]
+    fn what_is_accepted_reads_well() {
+        let words = |path| find(path).unwrap().accepts.words();
+        assert_eq!(words("model.dropout"), "a number in [0, 1)");
+        assert_eq!(words("train.clip"), "a number above 0");
+        assert_eq!(words("train.weight_decay"), "a number of at least 0");
+        assert_eq!(words("train.seed"), "a whole number of at least 0");
+        assert_eq!(words("schedule.sub_batches"), "a whole number from 1 to 4");
+        assert_eq!(words("model.family"), "\"gpt\"");
+        assert_eq!(words("schedule.name"), "one of \"megatron\", \"none\", \"cross-pass\", \"oases\"");
+    }
+}

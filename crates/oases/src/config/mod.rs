@@ -1,0 +1,68 @@
+//! From what the user typed to what will be done: a TOML file and `--set` overrides become a [`RunConfig`].
+//!
+//! `document` keeps what was typed and where, `keys` is the table of all keys, `reader` takes typed values out of the
+//! document, `rules` relates them, `resolved` is the outcome. Nothing here opens any file but the configuration.
+
+mod document;
+pub mod keys;
+mod reader;
+mod resolved;
+mod rules;
+#[cfg(test)]
+mod tests;
+mod units;
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+pub use document::Override;
+pub use resolved::RunConfig;
+
+use crate::environment::Environment;
+use crate::error::UserError;
+use document::Document;
+
+/// A configuration is a page of text; what is longer is another kind of file.
+const MAX_BYTES: u64 = 1 << 20;
+
+/// Reads a configuration file, applies the overrides, fills in the defaults and checks all rules.
+pub fn load(path: &Path, overrides: &[Override], environment: &Environment) -> Result<RunConfig, UserError> {
+    let name = path.display().to_string();
+    let text = read(path).map_err(|problem| {
+        let hint = if path.is_absolute() {
+            "give the path of a configuration such as configs/quickstart.toml".to_string()
+        } else {
+            format!("the path starts at {}", environment.current_folder_text())
+        };
+        UserError::new(format!("cannot read the configuration {name}: {problem}"), hint)
+    })?;
+    let stem = path.file_stem().map_or("run".into(), |stem| stem.to_string_lossy());
+    resolve(&name, &text, overrides, &stem)
+}
+
+/// The same for a text in memory, which messages call `name`.
+fn resolve(name: &str, text: &str, overrides: &[Override], stem: &str) -> Result<RunConfig, UserError> {
+    let mut document = Document::parse(name, text)?;
+    document.apply(overrides);
+    RunConfig::resolve(&document, stem)
+}
+
+/// The text of the file, or why there is none.
+fn read(path: &Path) -> Result<String, String> {
+    let mut bytes = Vec::new();
+    let file = File::open(path).map_err(|error| describe_io(&error))?;
+    file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(|error| describe_io(&error))?;
+    if bytes.len() as u64 > MAX_BYTES {
+        return Err("it is larger than 1 MiB".to_string());
+    }
+    String::from_utf8(bytes).map_err(|_| "it is not UTF-8 text".to_string())
+}
+
+/// An input or output error in lower case and without its number.
+pub fn describe_io(error: &std::io::Error) -> String {
+    let text = error.to_string();
+    let text = text.split(" (os error").next().unwrap_or_default();
+    let mut characters = text.chars();
+    characters.next().map_or(String::new(), |first| first.to_lowercase().chain(characters).collect())
+}

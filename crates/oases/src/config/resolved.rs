@@ -1,0 +1,303 @@
+//! What will be done: a configuration with every default filled in, as it is saved with the run.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::document::Document;
+use super::reader::Reader;
+use super::rules;
+use super::units::{Bandwidth, Latency};
+use crate::error::UserError;
+
+/// A whole run. Values are in the ranges of [`super::keys`] and keep the rules of [`super::rules`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct RunConfig {
+    /// `[model]`
+    pub model: ModelConfig,
+    /// `[data]`
+    pub data: DataConfig,
+    /// `[parallel]`
+    pub parallel: ParallelConfig,
+    /// `[schedule]`
+    pub schedule: ScheduleConfig,
+    /// `[link]`; `None` leaves the ranks' memory as fast as it is.
+    pub link: Option<LinkConfig>,
+    /// `[train]`
+    pub train: TrainConfig,
+    /// `[run]`
+    pub run: FolderConfig,
+}
+
+/// The model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelConfig {
+    /// The kind of transformer, one of [`super::keys::FAMILIES`].
+    pub family: String,
+    /// Layers, each an attention and an MLP block.
+    pub layers: usize,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Attention heads; they divide `hidden`.
+    pub heads: usize,
+    /// Width inside an MLP block.
+    pub ffn: usize,
+    /// Tokens in a sequence.
+    pub sequence: usize,
+    /// Tokens that exist.
+    pub vocabulary: usize,
+    /// Share of activations dropped in training, in [0, 1).
+    pub dropout: f64,
+    /// Whether the head uses the embedding's weights.
+    pub tied: bool,
+    /// Added to the variance in a normalisation.
+    pub norm_epsilon: f64,
+}
+
+/// The data.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DataConfig {
+    /// Text files, at least one; relative to the current directory.
+    pub text: Vec<PathBuf>,
+    /// Share of the text kept for validation, in (0, 1).
+    pub validation: f64,
+}
+
+/// Over how many ranks the run is spread, by axis.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParallelConfig {
+    /// Tensor parallel degree.
+    pub tensor: usize,
+}
+
+/// The order of a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ScheduleConfig {
+    /// One of [`super::keys::SCHEDULES`].
+    pub name: String,
+    /// Parts of a micro-batch, 1 to 4.
+    pub sub_batches: usize,
+    /// Micro-batches of a step.
+    pub micro_batches: usize,
+}
+
+/// An emulated link between the ranks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LinkConfig {
+    /// Its speed.
+    pub bandwidth: Bandwidth,
+    /// Its latency.
+    pub latency: Latency,
+}
+
+/// The optimisation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TrainConfig {
+    /// Optimizer steps.
+    pub steps: u64,
+    /// Sequences in a step, whatever the layout: micro-batch × micro-batches.
+    pub batch: usize,
+    /// Learning rate at its peak.
+    pub learning_rate: f64,
+    /// Steps in which it rises to its peak.
+    pub warmup: u64,
+    /// Learning rate at the last step, as a share of the peak.
+    pub final_learning_rate: f64,
+    /// Decoupled weight decay, for matrices only.
+    pub weight_decay: f64,
+    /// Decay of the first moment.
+    pub beta1: f64,
+    /// Decay of the second moment.
+    pub beta2: f64,
+    /// Added to the root of the second moment.
+    pub epsilon: f64,
+    /// Global gradient norm above which gradients are scaled down.
+    pub clip: f64,
+    /// Seed of initial weights, dropout and data order.
+    pub seed: u64,
+    /// Steps between evaluations.
+    pub eval_every: u64,
+    /// Steps between checkpoints.
+    pub checkpoint_every: u64,
+    /// Checkpoints kept.
+    pub keep_checkpoints: usize,
+}
+
+/// Where the run is kept and how long its ranks wait for each other.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FolderConfig {
+    /// The run's folder; relative to the current directory.
+    pub dir: PathBuf,
+    /// Seconds after which a rank that others wait for counts as lost.
+    pub timeout_s: f64,
+}
+
+impl FolderConfig {
+    /// The time after which a rank counts as lost.
+    pub fn timeout(&self) -> Duration {
+        Duration::from_secs_f64(self.timeout_s)
+    }
+}
+
+impl RunConfig {
+    /// Fills in the defaults and applies all rules. `stem` names the run folder where the configuration does not.
+    pub(super) fn resolve(document: &Document, stem: &str) -> Result<RunConfig, UserError> {
+        let mut reader = Reader::new(document);
+        let config = RunConfig::read(&mut reader, stem);
+        let (mut problems, unusable) = reader.finish();
+        problems.extend(
+            rules::broken_rules(&config)
+                .into_iter()
+                .filter(|broken| broken.keys.iter().all(|key| !unusable.contains(key)))
+                .map(|broken| {
+                    let place = document.place(broken.keys[0]);
+                    UserError::new(format!("{place}: {}", broken.message), broken.hint)
+                }),
+        );
+        match UserError::all(problems) {
+            Some(error) => Err(error),
+            None => Ok(config),
+        }
+    }
+
+    fn read(reader: &mut Reader<'_>, stem: &str) -> RunConfig {
+        let model = ModelConfig::read(reader);
+        let data =
+            DataConfig { text: reader.paths("data.text"), validation: reader.number("data.validation") };
+        let parallel = ParallelConfig { tensor: reader.size("parallel.tensor") };
+        let schedule = ScheduleConfig {
+            name: reader.word("schedule.name"),
+            sub_batches: reader.size("schedule.sub_batches"),
+            micro_batches: reader.size("schedule.micro_batches"),
+        };
+        let link = reader.has_section("link").then(|| LinkConfig {
+            bandwidth: reader.bandwidth("link.bandwidth"),
+            latency: reader.latency("link.latency"),
+        });
+        let train = TrainConfig::read(reader);
+        let run = FolderConfig {
+            dir: reader.path_or("run.dir", Path::new("runs").join(stem)),
+            timeout_s: reader.number("run.timeout_s"),
+        };
+        RunConfig { model, data, parallel, schedule, link, train, run }
+    }
+
+    /// The configuration as TOML. Read back, it gives an equal value.
+    pub fn to_toml(&self) -> String {
+        let RunConfig { model, data, parallel, schedule, link, train, run } = self;
+        let mut out = Writer::default();
+        out.section("model");
+        out.put("family", model.family.as_str());
+        out.put("layers", integer(model.layers));
+        out.put("hidden", integer(model.hidden));
+        out.put("heads", integer(model.heads));
+        out.put("ffn", integer(model.ffn));
+        out.put("sequence", integer(model.sequence));
+        out.put("vocabulary", integer(model.vocabulary));
+        out.put("dropout", model.dropout);
+        out.put("tied", model.tied);
+        out.put("norm_epsilon", model.norm_epsilon);
+        out.section("data");
+        out.put("text", data.text.iter().map(|path| path_text(path)).collect::<Vec<_>>());
+        out.put("validation", data.validation);
+        out.section("parallel");
+        out.put("tensor", integer(parallel.tensor));
+        out.section("schedule");
+        out.put("name", schedule.name.as_str());
+        out.put("sub_batches", integer(schedule.sub_batches));
+        out.put("micro_batches", integer(schedule.micro_batches));
+        if let Some(link) = link {
+            out.section("link");
+            out.put("bandwidth", link.bandwidth.to_string());
+            out.put("latency", link.latency.to_string());
+        }
+        out.section("train");
+        out.put("steps", integer(train.steps));
+        out.put("batch", integer(train.batch));
+        out.put("learning_rate", train.learning_rate);
+        out.put("warmup", integer(train.warmup));
+        out.put("final_learning_rate", train.final_learning_rate);
+        out.put("weight_decay", train.weight_decay);
+        out.put("beta1", train.beta1);
+        out.put("beta2", train.beta2);
+        out.put("epsilon", train.epsilon);
+        out.put("clip", train.clip);
+        out.put("seed", integer(train.seed));
+        out.put("eval_every", integer(train.eval_every));
+        out.put("checkpoint_every", integer(train.checkpoint_every));
+        out.put("keep_checkpoints", integer(train.keep_checkpoints));
+        out.section("run");
+        out.put("dir", path_text(&run.dir));
+        out.put("timeout_s", run.timeout_s);
+        out.text
+    }
+}
+
+impl ModelConfig {
+    fn read(reader: &mut Reader<'_>) -> ModelConfig {
+        let (family, layers) = (reader.word("model.family"), reader.size("model.layers"));
+        let hidden = reader.size("model.hidden");
+        ModelConfig {
+            family,
+            layers,
+            hidden,
+            heads: reader.size("model.heads"),
+            ffn: reader.integer_or("model.ffn", 4 * hidden as u64, "model.hidden") as usize,
+            sequence: reader.size("model.sequence"),
+            vocabulary: reader.size("model.vocabulary"),
+            dropout: reader.number("model.dropout"),
+            tied: reader.flag("model.tied"),
+            norm_epsilon: reader.number("model.norm_epsilon"),
+        }
+    }
+}
+
+impl TrainConfig {
+    fn read(reader: &mut Reader<'_>) -> TrainConfig {
+        let steps = reader.integer("train.steps");
+        let eval_every = reader.integer("train.eval_every");
+        TrainConfig {
+            steps,
+            batch: reader.size("train.batch"),
+            learning_rate: reader.number("train.learning_rate"),
+            warmup: reader.integer_or("train.warmup", steps / 10, "train.steps"),
+            final_learning_rate: reader.number("train.final_learning_rate"),
+            weight_decay: reader.number("train.weight_decay"),
+            beta1: reader.number("train.beta1"),
+            beta2: reader.number("train.beta2"),
+            epsilon: reader.number("train.epsilon"),
+            clip: reader.number("train.clip"),
+            seed: reader.integer("train.seed"),
+            eval_every,
+            checkpoint_every: reader.integer_or("train.checkpoint_every", eval_every, "train.eval_every"),
+            keep_checkpoints: reader.size("train.keep_checkpoints"),
+        }
+    }
+}
+
+/// Writes sections and keys, one a line.
+#[derive(Default)]
+struct Writer {
+    text: String,
+}
+
+impl Writer {
+    fn section(&mut self, name: &str) {
+        let gap = if self.text.is_empty() { "" } else { "\n" };
+        self.text.push_str(&format!("{gap}[{name}]\n"));
+    }
+
+    fn put(&mut self, name: &str, value: impl Into<toml::Value>) {
+        let value: toml::Value = value.into();
+        self.text.push_str(&format!("{name} = {value}\n"));
+    }
+}
+
+/// All whole numbers of a configuration are at most `i64::MAX`, see [`super::keys`].
+fn integer(value: impl TryInto<i64>) -> i64 {
+    value.try_into().unwrap_or(i64::MAX)
+}
+
+/// Paths of a configuration came from text, so this is the same text.
+fn path_text(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
+}

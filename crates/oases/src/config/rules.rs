@@ -1,0 +1,207 @@
+//! The rules between keys. Each broken one says which values would do.
+//!
+//! 1. `model.heads` divides `model.hidden`.
+//! 2. `parallel.tensor` divides `model.heads` and `model.ffn`: every rank gets whole heads and whole columns.
+//! 3. `schedule.micro_batches` divides `train.batch`.
+//! 4. A micro-batch has at least one sequence for each of its sub-batches.
+//! 5. `train.warmup` is at most `train.steps`.
+//! 6. The model and a sequence's activations are of a size that some machine could hold.
+
+use super::resolved::RunConfig;
+
+/// A broken rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BrokenRule {
+    /// The keys that it is about; it is told at the place of the first.
+    pub keys: Vec<&'static str>,
+    /// What is wrong.
+    pub message: String,
+    /// Which values would do.
+    pub hint: String,
+}
+
+/// All rules that this configuration breaks. Any values are safe to ask about.
+pub fn broken_rules(config: &RunConfig) -> Vec<BrokenRule> {
+    [heads(config), tensor(config), micro_batches(config), sub_batches(config), warmup(config), size(config)]
+        .into_iter()
+        .flatten()
+        .collect()
+}
+
+fn heads(config: &RunConfig) -> Option<BrokenRule> {
+    let (heads, hidden) = (config.model.heads, config.model.hidden);
+    if divides(heads, hidden) {
+        return None;
+    }
+    Some(BrokenRule {
+        keys: vec!["model.heads", "model.hidden"],
+        message: format!("`model.heads` = {heads} does not divide `model.hidden` = {hidden}"),
+        hint: format!("heads that do: {}", near(&divisors(hidden), heads)),
+    })
+}
+
+fn tensor(config: &RunConfig) -> Option<BrokenRule> {
+    let (tensor, heads, ffn) = (config.parallel.tensor, config.model.heads, config.model.ffn);
+    // Degrees that fit heads which do not fit the model would mislead; rule 1 has told about those.
+    if !divides(heads, config.model.hidden) {
+        return None;
+    }
+    let mut keys = vec!["parallel.tensor"];
+    let mut misfits = Vec::new();
+    for (key, value) in [("model.heads", heads), ("model.ffn", ffn)] {
+        if !divides(tensor, value) {
+            keys.push(key);
+            misfits.push(format!("`{key}` = {value}"));
+        }
+    }
+    if misfits.is_empty() {
+        return None;
+    }
+    let fitting: Vec<usize> = divisors(heads).into_iter().filter(|degree| divides(*degree, ffn)).collect();
+    Some(BrokenRule {
+        keys,
+        message: format!("`parallel.tensor` = {tensor} does not divide {}", misfits.join(" and ")),
+        hint: format!("degrees that fit this model: {}", near(&fitting, tensor)),
+    })
+}
+
+fn micro_batches(config: &RunConfig) -> Option<BrokenRule> {
+    let (batch, micro_batches) = (config.train.batch, config.schedule.micro_batches);
+    if divides(micro_batches, batch) {
+        return None;
+    }
+    let counts = near(&divisors(batch), micro_batches);
+    let multiple = |factor: usize| factor.checked_mul(micro_batches).filter(|multiple| *multiple > 0);
+    let quotient = batch.checked_div(micro_batches).unwrap_or(0);
+    let batches: Vec<String> =
+        [multiple(quotient), multiple(quotient + 1)].into_iter().flatten().map(|n| n.to_string()).collect();
+    Some(BrokenRule {
+        keys: vec!["train.batch", "schedule.micro_batches"],
+        message: format!(
+            "`train.batch` = {batch} cannot be cut into `schedule.micro_batches` = {micro_batches} equal parts"
+        ),
+        hint: format!("a batch of {}, or micro-batches of this one: {counts}", batches.join(" or ")),
+    })
+}
+
+fn sub_batches(config: &RunConfig) -> Option<BrokenRule> {
+    let (batch, micro_batches) = (config.train.batch, config.schedule.micro_batches);
+    let (sub_batches, micro_batch) = (config.schedule.sub_batches, batch.checked_div(micro_batches)?);
+    if sub_batches <= micro_batch || !divides(micro_batches, batch) {
+        return None;
+    }
+    let at_least = sub_batches.saturating_mul(micro_batches);
+    Some(BrokenRule {
+        keys: vec!["schedule.sub_batches", "train.batch", "schedule.micro_batches"],
+        message: format!(
+            "`schedule.sub_batches` = {sub_batches} is more than the sequences of a micro-batch, {micro_batch}"
+        ),
+        hint: format!("at most {micro_batch} sub-batches, or a batch of at least {at_least}"),
+    })
+}
+
+fn warmup(config: &RunConfig) -> Option<BrokenRule> {
+    let (warmup, steps) = (config.train.warmup, config.train.steps);
+    if warmup <= steps {
+        return None;
+    }
+    Some(BrokenRule {
+        keys: vec!["train.warmup", "train.steps"],
+        message: format!("`train.warmup` = {warmup} is more than `train.steps` = {steps}"),
+        hint: format!("the learning rate would never reach its peak; a tenth of the steps is {}", steps / 10),
+    })
+}
+
+/// Beyond any machine, and well below where a byte count overflows.
+const MAX_BYTES: u128 = 1 << 50;
+
+fn size(config: &RunConfig) -> Option<BrokenRule> {
+    let model = &config.model;
+    let wide = |value: usize| value as u128;
+    let (hidden, ffn) = (wide(model.hidden), wide(model.ffn));
+    // No product here can overflow: each factor is below 2^64 only in theory, and below 2^25 by `keys`.
+    let layer =
+        hidden.saturating_mul(hidden).saturating_mul(4) + hidden.saturating_mul(ffn).saturating_mul(2);
+    let tables = wide(model.vocabulary).saturating_mul(if model.tied { 1 } else { 2 }) + wide(model.sequence);
+    let parameters = layer.saturating_mul(wide(model.layers)).saturating_add(tables.saturating_mul(hidden));
+    // Weight, gradient and two moments of four bytes each.
+    if parameters.saturating_mul(16) > MAX_BYTES {
+        return Some(BrokenRule {
+            keys: vec!["model.hidden", "model.layers", "model.ffn", "model.vocabulary", "model.sequence"],
+            message: format!(
+                "the model would have {:.1e} parameters, more than any machine holds",
+                parameters as f64
+            ),
+            hint: "make `model.hidden`, `model.ffn`, `model.layers` or `model.vocabulary` smaller"
+                .to_string(),
+        });
+    }
+    let micro_batch = wide(config.train.batch.checked_div(config.schedule.micro_batches)?);
+    let tokens = micro_batch.saturating_mul(wide(model.sequence));
+    let kept_per_token = hidden.saturating_mul(2 * wide(model.layers)) + ffn + wide(model.vocabulary);
+    let activations = tokens.saturating_mul(kept_per_token).saturating_mul(4);
+    if activations > MAX_BYTES {
+        return Some(BrokenRule {
+            keys: vec![
+                "train.batch",
+                "schedule.micro_batches",
+                "model.sequence",
+                "model.hidden",
+                "model.layers",
+                "model.ffn",
+                "model.vocabulary",
+            ],
+            message: format!(
+                "the activations of a micro-batch would take {:.1e} bytes, more than any machine holds",
+                activations as f64
+            ),
+            hint: "make `train.batch` or `model.sequence` smaller, or raise `schedule.micro_batches`"
+                .to_string(),
+        });
+    }
+    None
+}
+
+fn divides(divisor: usize, value: usize) -> bool {
+    value.checked_rem(divisor) == Some(0)
+}
+
+/// All divisors, in order. Values here are at most 2^26 or so: a few thousand trials.
+fn divisors(value: usize) -> Vec<usize> {
+    let mut small: Vec<usize> =
+        (1usize..).take_while(|d| d.saturating_mul(*d) <= value).filter(|d| divides(*d, value)).collect();
+    let large: Vec<usize> = small.iter().rev().map(|d| value / d).filter(|d| !small.contains(d)).collect();
+    small.extend(large);
+    small
+}
+
+/// The values as a list; of a long one, those around `wanted`.
+fn near(values: &[usize], wanted: usize) -> String {
+    const SHOWN: usize = 8;
+    let below = values.partition_point(|value| *value < wanted);
+    let last_start = values.len().saturating_sub(SHOWN);
+    let start = below.saturating_sub(SHOWN / 2).min(last_start);
+    let shown = &values[start..values.len().min(start + SHOWN)];
+    shown.iter().map(|value| value.to_string()).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn divisors_are_complete_and_sorted() {
+        assert_eq!(divisors(1), [1]);
+        assert_eq!(divisors(36), [1, 2, 3, 4, 6, 9, 12, 18, 36]);
+        assert_eq!(divisors(13), [1, 13]);
+        assert_eq!(divisors(0), [0; 0]);
+    }
+
+    #[test]
+    fn long_lists_show_the_values_around_the_wanted_one() {
+        assert_eq!(near(&[1, 2, 3], 9), "1, 2, 3");
+        assert_eq!(near(&divisors(192), 5), "1, 2, 3, 4, 6, 8, 12, 16");
+        assert_eq!(near(&divisors(192), 100), "12, 16, 24, 32, 48, 64, 96, 192");
+        assert_eq!(near(&[], 1), "");
+    }
+}

@@ -1,0 +1,193 @@
+//! Configurations as they are typed, good and bad, and what becomes of them.
+
+use super::*;
+
+const QUICKSTART: &str = include_str!("../../../../configs/quickstart.toml");
+const SLOW_LINK: &str = include_str!("../../../../configs/slow-link.toml");
+
+fn resolve_with(text: &str, sets: &[&str]) -> Result<RunConfig, UserError> {
+    let overrides: Vec<Override> = sets.iter().map(|set| set.parse().unwrap()).collect();
+    resolve("x.toml", text, &overrides, "x")
+}
+
+/// The quickstart with these overrides, which break something.
+fn problems(sets: &[&str]) -> String {
+    resolve_with(QUICKSTART, sets).unwrap_err().to_string()
+}
+
+#[test]
+fn what_is_saved_reads_back_as_the_same_configuration() {
+    for (text, sets) in [
+        (QUICKSTART, &[][..]),
+        (SLOW_LINK, &[]),
+        (QUICKSTART, &["link.bandwidth=1.23456789 GB/s", "link.latency=33.3 us"]),
+        (
+            QUICKSTART,
+            &["train.learning_rate=0.1234567890123456789", "train.epsilon=3e-300", "data.validation=1e-5"],
+        ),
+        (
+            QUICKSTART,
+            &["train.seed=9223372036854775807", "run.dir=a \"b\" \\ ü", "data.text=[\"a\", 'b\"c']"],
+        ),
+        (QUICKSTART, &["model.tied=false", "model.ffn=600", "train.clip=1", "model.dropout=0"]),
+    ] {
+        let config = resolve_with(text, sets).unwrap();
+        let saved = config.to_toml();
+        assert_eq!(resolve("saved.toml", &saved, &[], "other"), Ok(config), "{saved}");
+    }
+}
+
+#[test]
+fn every_key_is_saved() {
+    let saved: toml::Table = toml::from_str(&resolve_with(SLOW_LINK, &[]).unwrap().to_toml()).unwrap();
+    let mut paths = Vec::new();
+    for (section, keys) in &saved {
+        paths.extend(keys.as_table().unwrap().keys().map(|key| format!("{section}.{key}")));
+    }
+    let mut known: Vec<&str> = keys::KEYS.iter().map(|key| key.path).collect();
+    paths.sort();
+    known.sort();
+    assert_eq!(paths, known);
+}
+
+#[test]
+fn every_example_and_default_is_accepted() {
+    for key in keys::KEYS {
+        let values = [
+            Some(key.example),
+            if let keys::WhenLeftOut::Value(text) = key.default { Some(text) } else { None },
+        ];
+        for value in values.into_iter().flatten() {
+            let mut sets = vec![format!("{}={value}", key.path)];
+            if key.section() == "link" && key.name() != "bandwidth" {
+                sets.push("link.bandwidth=1 Gbit/s".to_string());
+            }
+            let sets: Vec<&str> = sets.iter().map(String::as_str).collect();
+            assert!(resolve_with(QUICKSTART, &sets).is_ok(), "{} = {value}", key.path);
+        }
+    }
+}
+
+#[test]
+fn a_minimal_configuration_gets_the_defaults() {
+    let text = "model = { layers = 2, hidden = 8, heads = 2, sequence = 4 }\ndata.text = \"t\"\n\
+                train = { steps = 50, batch = 4, learning_rate = 1e-3 }\n";
+    let config = resolve_with(text, &[]).unwrap();
+    assert_eq!((config.model.ffn, config.model.vocabulary, config.model.tied), (32, 256, true));
+    assert_eq!((config.train.warmup, config.train.eval_every, config.train.checkpoint_every), (5, 100, 100));
+    assert_eq!((config.parallel.tensor, config.schedule.sub_batches), (1, 2));
+    assert_eq!(config.schedule.name, "oases");
+    assert_eq!(config.link, None);
+    assert_eq!(config.run.dir, Path::new("runs/x"));
+}
+
+#[test]
+fn all_problems_are_told_together_in_the_order_of_the_file() {
+    let text = "[model]\nlayers = 2\nhiden = 8\nheads = \"two\"\nsequence = 4\ndropout = 1.5\n\
+                [data]\ntext = []\n[trian]\nsteps = 1\n[train]\nsteps = 0\nbatch = 4\n";
+    assert_eq!(
+        resolve_with(text, &[]).unwrap_err().to_string().split("; ").collect::<Vec<_>>(),
+        [
+            "x.toml:3: unknown key `model.hiden`",
+            "x.toml:9: unknown section `[trian]`",
+            "x.toml:1: `model.hidden` is missing",
+            "x.toml:4: `model.heads` must be a whole number from 1 to 65536, not \"two\"",
+            "x.toml:6: `model.dropout` must be a number in [0, 1), not 1.5",
+            "x.toml:8: `data.text` must be a list of paths, not an empty list",
+            "x.toml:12: `train.steps` must be a whole number from 1 to 1099511627776, not 0",
+            "x.toml:11: `train.learning_rate` is missing",
+        ]
+    );
+}
+
+#[test]
+fn rules_between_keys_name_the_place_of_the_first() {
+    for (sets, expected) in [
+        (&["model.heads=5"][..], "--set: `model.heads` = 5 does not divide `model.hidden` = 192"),
+        (&["model.hidden=190"], "x.toml:6: `model.heads` = 6 does not divide `model.hidden` = 190"),
+        (&["parallel.tensor=4"], "--set: `parallel.tensor` = 4 does not divide `model.heads` = 6"),
+        (
+            &["parallel.tensor=4", "model.ffn=770"],
+            "--set: `parallel.tensor` = 4 does not divide `model.heads` = 6 and `model.ffn` = 770",
+        ),
+        (
+            &["schedule.micro_batches=3"],
+            "x.toml:25: `train.batch` = 16 cannot be cut into `schedule.micro_batches` = 3 equal parts",
+        ),
+        (
+            &["schedule.micro_batches=16"],
+            "x.toml:20: `schedule.sub_batches` = 2 is more than the sequences of a micro-batch, 1",
+        ),
+        (&["train.warmup=501"], "--set: `train.warmup` = 501 is more than `train.steps` = 500"),
+    ] {
+        assert_eq!(problems(sets), expected, "{sets:?}");
+    }
+}
+
+#[test]
+fn absurd_sizes_are_errors_not_overflows() {
+    let huge = i64::MAX.to_string();
+    for key in keys::KEYS {
+        if let keys::Accepts::Integer(_, high) = key.accepts {
+            for value in
+                [high.to_string(), huge.clone(), "-1".to_string(), "1e12".to_string(), "1e400".to_string()]
+            {
+                // Whether it is accepted does not matter here; that it comes to an end without a panic does.
+                let _ = resolve_with(QUICKSTART, &[&format!("{}={value}", key.path)]);
+            }
+        }
+    }
+    assert!(problems(&["model.hidden=1000000000000"]).contains("from 1 to 16777216, not 1000000000000"));
+    assert!(problems(&["model.hidden=1e12"]).contains("not 1000000000000.0"));
+    assert!(problems(&["model.hidden=16777212"]).contains("more than any machine holds"));
+    assert!(
+        problems(&["train.batch=16777216", "model.sequence=16777216"])
+            .contains("more than any machine holds")
+    );
+}
+
+#[test]
+fn numbers_that_are_none_are_refused() {
+    for value in ["nan", "inf", "-inf", "1e999", "0", "-1", "true", "\"1\"", "[1]"] {
+        let sets = format!("train.learning_rate={value}");
+        assert!(
+            problems(&[&sets]).contains("`train.learning_rate` must be a number above 0, not "),
+            "{value}"
+        );
+    }
+}
+
+#[test]
+fn unknown_names_lead_to_the_nearest() {
+    let hint = |sets: &[&str]| format!("{:?}", resolve_with(QUICKSTART, sets).unwrap_err());
+    for (set, expected) in [
+        ("model.hiden=4", "did you mean `model.hidden`?"),
+        ("model.batch=4", "did you mean `train.batch`?"),
+        ("train.lr=1", "[train] has steps, batch, learning_rate"),
+        ("layers=4", "it belongs under `[model]`"),
+        ("modle.layers=4", "the nearest section is `[model]`"),
+        ("model=4", "write its keys on lines below `[model]`"),
+        ("hidden_size=4", "the nearest key is `model.hidden`"),
+        ("schedule.name=megatorn", "did you mean \\\"megatron\\\"?"),
+    ] {
+        assert!(hint(&[set]).contains(expected), "{set}: {}", hint(&[set]));
+    }
+}
+
+#[test]
+fn any_text_is_an_error_or_a_configuration_but_no_panic() {
+    // Every prefix of a good file, and the file with each of its lines left out.
+    for end in (0..QUICKSTART.len()).filter(|end| QUICKSTART.is_char_boundary(*end)) {
+        let _ = resolve_with(&QUICKSTART[..end], &[]);
+    }
+    let lines: Vec<&str> = QUICKSTART.lines().collect();
+    for left_out in 0..lines.len() {
+        let mut rest = lines.clone();
+        rest.remove(left_out);
+        let _ = resolve_with(&rest.join("\n"), &[]);
+    }
+    let _ = resolve_with(&"[".repeat(100_000), &[]);
+    let _ = resolve_with(&format!("a = {}", "[".repeat(100_000)), &[]);
+    let _ = resolve_with(&format!("a{} = 1", ".a".repeat(50_000)), &[]);
+    assert!(format!("a.b={}", "[".repeat(100_000)).parse::<Override>().is_ok());
+}

@@ -1,0 +1,69 @@
+//! Everything that the program reads from its process environment, read once, at the start, and only here.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use oases_train::{Fault, FaultKind};
+
+/// What the environment says. Later code gets this value and never asks the environment itself.
+#[derive(Clone, Debug, Default)]
+pub struct Environment {
+    /// `NO_COLOR` is set and not empty (<https://no-color.org>).
+    pub no_color: bool,
+    /// `TERM` says that the terminal cannot move its cursor.
+    pub dumb_terminal: bool,
+    /// The folders of `PATH`.
+    pub program_folders: Vec<PathBuf>,
+    /// The folders of `LD_LIBRARY_PATH`, searched before those of the system.
+    pub library_folders: Vec<PathBuf>,
+    /// The directory that relative paths start from; `None` if it has been removed.
+    pub current_folder: Option<PathBuf>,
+    /// `OASES_FAULT`: a failure to provoke, such as `panic:1:3` for rank 1 in step 3. For tests of the program.
+    pub fault: Option<Fault>,
+}
+
+impl Environment {
+    /// Reads the environment of this process.
+    pub fn read() -> Environment {
+        let folders = |name| match variable(name) {
+            // An empty element means the current directory to the shell; no library belongs there.
+            Some(list) => std::env::split_paths(&list).filter(|path| path.is_absolute()).collect(),
+            None => Vec::new(),
+        };
+        Environment {
+            no_color: variable("NO_COLOR").is_some(),
+            dumb_terminal: variable("TERM").is_some_and(|term| term == "dumb"),
+            program_folders: folders("PATH"),
+            library_folders: folders("LD_LIBRARY_PATH"),
+            current_folder: std::env::current_dir().ok(),
+            fault: variable("OASES_FAULT").and_then(|text| parse_fault(&text.to_string_lossy())),
+        }
+    }
+
+    /// The current directory as a message shows it.
+    pub fn current_folder_text(&self) -> String {
+        match &self.current_folder {
+            Some(path) => path.display().to_string(),
+            None => "the current directory, which no longer exists".to_string(),
+        }
+    }
+}
+
+/// A variable that is set to something; an empty one counts as unset.
+fn variable(name: &str) -> Option<OsString> {
+    std::env::var_os(name).filter(|value| !value.is_empty())
+}
+
+/// `KIND:RANK:STEP`, the step counted from 1.
+fn parse_fault(text: &str) -> Option<Fault> {
+    let mut fields = text.split(':');
+    let kind = match fields.next()? {
+        "panic" => FaultKind::Panic,
+        "hang" => FaultKind::Hang,
+        "nan" => FaultKind::NonFinite,
+        _ => return None,
+    };
+    let tp_rank = fields.next()?.parse().ok()?;
+    let step: u64 = fields.next()?.parse().ok()?;
+    Some(Fault { kind, tp_rank, step: step.checked_sub(1)? })
+}

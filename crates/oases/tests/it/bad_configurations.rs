@@ -1,0 +1,206 @@
+//! Configurations that cannot be run: one clear line, a hint, exit code 2.
+
+use crate::support::{Folder, GOOD};
+
+/// Overrides of a good configuration, and what is said about them.
+const BAD_VALUES: &[(&[&str], &str, &str)] = &[
+    (
+        &["model.heads=5"],
+        "--set: `model.heads` = 5 does not divide `model.hidden` = 24",
+        "heads that do: 1, 2, 3, 4, 6, 8, 12, 24",
+    ),
+    (
+        &["model.hidden=25"],
+        "good.toml:4: `model.heads` = 6 does not divide `model.hidden` = 25",
+        "heads that do: 1, 5, 25",
+    ),
+    (
+        &["parallel.tensor=4"],
+        "--set: `parallel.tensor` = 4 does not divide `model.heads` = 6",
+        "degrees that fit this model: 1, 2, 3, 6",
+    ),
+    (
+        &["parallel.tensor=3", "model.ffn=100"],
+        "--set: `parallel.tensor` = 3 does not divide `model.ffn` = 100",
+        "degrees that fit this model: 1, 2",
+    ),
+    (
+        &["parallel.tensor=0"],
+        "--set: `parallel.tensor` must be a whole number from 1 to 1024, not 0",
+        "`parallel.tensor` is the tensor parallel degree: over how many ranks each block is cut; for example `tensor = 2`",
+    ),
+    (
+        &["schedule.micro_batches=3"],
+        "good.toml:12: `train.batch` = 4 cannot be cut into `schedule.micro_batches` = 3 equal parts",
+        "a batch of 3 or 6, or micro-batches of this one: 1, 2, 4",
+    ),
+    (
+        &["schedule.micro_batches=5"],
+        "good.toml:12: `train.batch` = 4 cannot be cut into `schedule.micro_batches` = 5 equal parts",
+        "a batch of 5, or micro-batches of this one: 1, 2, 4",
+    ),
+    (
+        &["schedule.sub_batches=4", "schedule.micro_batches=2"],
+        "--set: `schedule.sub_batches` = 4 is more than the sequences of a micro-batch, 2",
+        "at most 2 sub-batches, or a batch of at least 8",
+    ),
+    (
+        &["schedule.sub_batches=5"],
+        "--set: `schedule.sub_batches` must be a whole number from 1 to 4, not 5",
+        "`schedule.sub_batches` is into how many parts a micro-batch is cut, so that one computes while another \
+         communicates; for example `sub_batches = 2`",
+    ),
+    (
+        &["schedule.name=megatorn"],
+        "--set: `schedule.name` must be one of \"megatron\", \"none\", \"cross-pass\", \"oases\", not \"megatorn\"",
+        "did you mean \"megatron\"?",
+    ),
+    (
+        &["model.family=opt"],
+        "--set: `model.family` must be \"gpt\", not \"opt\"",
+        "`model.family` is the kind of transformer; for example `family = \"gpt\"`",
+    ),
+    (
+        &["model.vocabulary=100"],
+        "--set: `model.vocabulary` must be a whole number from 256 to 16777216, not 100",
+        "`model.vocabulary` is the number of tokens; text is read as bytes, which need 256; for example \
+         `vocabulary = 256`",
+    ),
+    (
+        &["model.dropout=1"],
+        "--set: `model.dropout` must be a number in [0, 1), not 1",
+        "`model.dropout` is the share of activations dropped in training; for example `dropout = 0.1`",
+    ),
+    (
+        &["data.validation=0"],
+        "--set: `data.validation` must be a number in (0, 1), not 0",
+        "`data.validation` is the share of the text kept for validation; for example `validation = 0.05`",
+    ),
+    (
+        &["train.learning_rate=nan"],
+        "--set: `train.learning_rate` must be a number above 0, not NaN",
+        "`train.learning_rate` is the learning rate at its peak, after the warm-up; for example `learning_rate = 2e-3`",
+    ),
+    (
+        &["train.clip=-1"],
+        "--set: `train.clip` must be a number above 0, not -1",
+        "`train.clip` is the global gradient norm above which gradients are scaled down; for example `clip = 1.0`",
+    ),
+    (
+        &["train.warmup=11"],
+        "--set: `train.warmup` = 11 is more than `train.steps` = 10",
+        "the learning rate would never reach its peak; a tenth of the steps is 1",
+    ),
+    (
+        &["train.steps=many"],
+        "--set: `train.steps` must be a whole number from 1 to 1099511627776, not \"many\"",
+        "`train.steps` is the number of optimizer steps; for example `steps = 500`",
+    ),
+    (
+        &["link.bandwidth=0 Gbit/s"],
+        "--set: `link.bandwidth` must be above 0, not \"0 Gbit/s\"",
+        "leave the section [link] out to train without an emulated link",
+    ),
+    (
+        &["link.bandwidth=1 Gbps"],
+        "--set: `link.bandwidth` has an unknown unit `Gbps` in \"1 Gbps\"",
+        "write it like \"1 Gbit/s\" or \"1.25 GB/s\"; the units are Tbit/s, Gbit/s, Mbit/s, kbit/s, bit/s, TB/s, \
+         GB/s, MB/s, kB/s, B/s",
+    ),
+    (
+        &["link.latency=1 us"],
+        "good.toml: `link.bandwidth` is missing",
+        "`link.bandwidth` is the speed of the emulated link between the ranks; for example `bandwidth = \"1 Gbit/s\"`",
+    ),
+    (
+        &["model.hidden=1000000000000"],
+        "--set: `model.hidden` must be a whole number from 1 to 16777216, not 1000000000000",
+        "`model.hidden` is the width of the residual stream; for example `hidden = 192`",
+    ),
+    (
+        &["model.hidden=16777212"],
+        "--set: the model would have 3.4e15 parameters, more than any machine holds",
+        "make `model.hidden`, `model.ffn`, `model.layers` or `model.vocabulary` smaller",
+    ),
+    (&["model.hiden=24"], "--set: unknown key `model.hiden`", "did you mean `model.hidden`?"),
+    (
+        &["train.sub_batches=2"],
+        "--set: unknown key `train.sub_batches`",
+        "did you mean `schedule.sub_batches`?",
+    ),
+    (
+        &["modl.layers=2"],
+        "--set: unknown section `[modl]` of `modl.layers`",
+        "the nearest section is `[model]`; there are model, data, parallel, schedule, link, train, run",
+    ),
+    (&["layers=2"], "--set: unknown key `layers` outside any section", "it belongs under `[model]`"),
+    (
+        &["model=2"],
+        "--set: `model` is a section, not a key with the value 2",
+        "write its keys on lines below `[model]`",
+    ),
+];
+
+#[test]
+fn a_bad_value_is_one_line_and_a_hint() {
+    let folder = Folder::with_good_configuration();
+    for command in ["train", "explain"] {
+        for (sets, error, hint) in BAD_VALUES {
+            let mut arguments = vec![command, "good.toml"];
+            arguments.extend(sets.iter().flat_map(|set| ["--set", set]));
+            folder.refuses(&arguments, &format!("error: {error}\n\nhint: {hint}\n"));
+        }
+    }
+}
+
+#[test]
+fn all_problems_of_a_file_are_told_at_once_with_their_lines() {
+    let folder = Folder::new();
+    folder.write(
+        "bad.toml",
+        "[model]\nlayers = 0\nhidden = 24\nheads = 5\nsequence = \"8\"\n\n[data]\ntxt = [\"a\"]\n\n[train]\n\
+         steps = 10\nbatch = 4\nlearning_rate = true\n",
+    );
+    folder.refuses(
+        &["train", "bad.toml"],
+        "error: bad.toml:8: unknown key `data.txt`\n\
+         error: bad.toml:2: `model.layers` must be a whole number from 1 to 65536, not 0\n\
+         error: bad.toml:5: `model.sequence` must be a whole number from 1 to 16777216, not \"8\"\n\
+         error: bad.toml:7: `data.text` is missing\n\
+         error: bad.toml:13: `train.learning_rate` must be a number above 0, not true\n\
+         error: bad.toml:4: `model.heads` = 5 does not divide `model.hidden` = 24\n\
+         \n\
+         hint: did you mean `data.text`?\n\
+         hint: `model.layers` is the number of layers, each an attention and an MLP block; for example `layers = 4`\n\
+         hint: `model.sequence` is the number of tokens in a sequence; for example `sequence = 128`\n\
+         hint: `data.text` is the text files to train on; relative paths start at the current directory; for example \
+         `text = [\"data/moby_dick.txt\"]`\n\
+         hint: `train.learning_rate` is the learning rate at its peak, after the warm-up; for example \
+         `learning_rate = 2e-3`\n\
+         hint: heads that do: 1, 2, 3, 4, 6, 8, 12, 24\n",
+    );
+}
+
+#[test]
+fn what_is_no_toml_is_refused_with_its_line() {
+    let folder = Folder::new();
+    let hint =
+        "a configuration has lines like `layers = 4` under sections like `[model]`; text stands in quotes";
+    folder.write("bad.toml", GOOD.replace("steps = 10", "steps 10"));
+    folder.refuses(
+        &["train", "bad.toml"],
+        &format!("error: bad.toml:11: not valid TOML: key with no value, expected `=`\n\nhint: {hint}\n"),
+    );
+    folder.write("bad.toml", GOOD.replace("heads = 6", "layers = 6"));
+    folder.refuses(
+        &["train", "bad.toml"],
+        &format!("error: bad.toml:4: not valid TOML: duplicate key\n\nhint: {hint}\n"),
+    );
+}
+
+#[test]
+fn a_later_override_of_the_same_key_wins() {
+    let folder = Folder::with_good_configuration();
+    let outcome = folder.oases(&["train", "good.toml", "--set", "model.heads=5", "--set", "model.heads=4"]);
+    assert_ne!(outcome.code, 2, "{}", outcome.stderr);
+}

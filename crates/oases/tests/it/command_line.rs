@@ -1,0 +1,104 @@
+//! Command lines that cannot be understood, and help, completions and manual pages for those that could be.
+
+use crate::support::Folder;
+
+#[test]
+fn what_cannot_be_understood_is_one_line_and_a_hint() {
+    let folder = Folder::new();
+    for (arguments, error, hint) in [
+        (
+            &[][..],
+            "no command given",
+            "`oases --help` lists the commands; start with `oases train configs/quickstart.toml`",
+        ),
+        (&["trian", "x.toml"], "unrecognized subcommand 'trian'", "did you mean `train`?"),
+        (
+            &["train"],
+            "the following required arguments were not provided: <CONFIG>",
+            "usage: oases train <CONFIG>",
+        ),
+        (
+            &["train", "x", "--formt", "json"],
+            "unexpected argument '--formt' found",
+            "did you mean `--format`?",
+        ),
+        (
+            &["train", "x", "--format", "jsn"],
+            "invalid value 'jsn' for '--format <FORMAT>' [possible values: text, json]",
+            "did you mean `json`?",
+        ),
+        (
+            &["train", "x", "--set", "model.layers"],
+            "invalid value 'model.layers' for '--set <KEY=VALUE>': there is no `=`; write section.key=value",
+            "`oases COMMAND --help` describes all options of a command",
+        ),
+        (
+            &["generate", "run", "--prompt", "p", "--tokens", "many"],
+            "invalid value 'many' for '--tokens <N>': invalid digit found in string",
+            "`oases COMMAND --help` describes all options of a command",
+        ),
+        (
+            &["generate", "run", "--prompt", ""],
+            "the prompt is empty",
+            "give at least one character to continue",
+        ),
+        (
+            &["generate", "run", "--prompt", "p", "--temperature", "-1"],
+            "`--temperature` must be a number of at least 0, not -1",
+            "0 always takes the likeliest token, 1 follows the model's probabilities",
+        ),
+        (
+            &["generate", "run", "--prompt", "p", "--top-k", "0"],
+            "`--top-k` must be at least 1",
+            "leave it out to choose among all tokens",
+        ),
+        (
+            &["man", "trian"],
+            "there is no command `trian`",
+            "the commands are train, explain, generate, doctor, completions, man, help",
+        ),
+    ] {
+        folder.refuses(arguments, &format!("error: {error}\n\nhint: {hint}\n"));
+    }
+}
+
+#[test]
+fn help_is_data_and_shows_examples_and_keys() {
+    let folder = Folder::new();
+    for (arguments, expected) in [
+        (&["--help"][..], "Usage: oases <COMMAND>"),
+        (&["train", "-h"], "oases train configs/quickstart.toml --resume"),
+        (&["train", "--help"], "[link] (may be left out)"),
+        (&["explain", "--help"], "oases explain configs/quickstart.toml --set schedule.name=megatron"),
+        (&["generate", "--help"], "oases generate runs/quickstart --prompt 'Call me'"),
+        (&["--version"], concat!("oases ", env!("CARGO_PKG_VERSION"))),
+    ] {
+        let outcome = folder.oases(arguments);
+        assert_eq!((outcome.code, outcome.stderr.as_str()), (0, ""), "{arguments:?}");
+        assert!(outcome.stdout.contains(expected), "{arguments:?}\n{}", outcome.stdout);
+    }
+}
+
+#[test]
+fn every_shell_gets_completions() {
+    let folder = Folder::new();
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let outcome = folder.oases(&["completions", shell]);
+        assert_eq!((outcome.code, outcome.stderr.as_str()), (0, ""), "{shell}");
+        assert!(outcome.stdout.contains("explain") && outcome.stdout.contains("resume"), "{shell}");
+    }
+}
+
+#[test]
+fn the_program_and_each_command_have_a_manual_page() {
+    let folder = Folder::new();
+    for (arguments, title) in [
+        (&["man"][..], ".TH oases 1"),
+        (&["man", "train"], ".TH oases-train 1"),
+        (&["man", "doctor"], ".TH oases-doctor 1"),
+    ] {
+        let outcome = folder.oases(arguments);
+        assert_eq!((outcome.code, outcome.stderr.as_str()), (0, ""), "{arguments:?}");
+        assert!(outcome.stdout.contains(title), "{arguments:?}\n{}", outcome.stdout);
+    }
+}
