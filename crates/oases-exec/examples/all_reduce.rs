@@ -1,12 +1,15 @@
-//! Measures the local communicator: all-reduces back to back, beside computation, on an emulated link, and how
-//! late a sleeping thread wakes.
+//! Measures the local communicator: all-reduces back to back, beside computation, on an emulated link, and
+//! how late a sleeping thread wakes. Where processors are shared with others, times say little; the processor
+//! time of all threads together (Linux) still does.
 //!
 //! ```text
 //! cargo run --release -p oases-exec --example all_reduce [ranks]
 //! ```
 
 use std::fmt;
+use std::fs;
 use std::hint::black_box;
+use std::path::PathBuf;
 use std::sync::{Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -57,13 +60,14 @@ fn sleep_overshoot() {
 fn back_to_back(ranks: usize, threads: usize) {
     println!("back to back, {threads} communication threads");
     for bytes in SIZES {
-        let [mut times] = on_ranks(ranks, threads, None, bytes, |rank| {
+        let ([mut times], busy) = on_ranks(ranks, threads, None, bytes, |rank| {
             let begin = Instant::now();
             rank.all_reduce(|| ());
             [begin.elapsed()]
         });
         let rate = bytes as f64 / quantile(&mut times, 0.1) / 1e3;
-        println!("  {:5} KiB: {}, {rate:6.2} GB/s of each rank's buffer", bytes >> 10, Times(times));
+        let (kib, times) = (bytes >> 10, Times(times));
+        println!("  {kib:5} KiB: {times}, processors {busy:7.1}, {rate:6.2} GB/s of each rank's buffer");
     }
     println!();
 }
@@ -74,16 +78,21 @@ fn beside_computation(ranks: usize, threads: usize, link: Option<Link>) {
     for bytes in SIZES {
         let on_link = link.map(|link| link.duration(Operation::AllReduceSum, bytes, ranks));
         let rounds = rounds_for(on_link.unwrap_or(Duration::from_millis(1)));
-        let [alone, both] = on_ranks(ranks, threads, link, bytes, |rank| {
+        let ([alone], busy_alone) = on_ranks(ranks, threads, link, bytes, |_| {
             let begin = Instant::now();
             compute(rounds);
-            let alone = begin.elapsed();
+            [begin.elapsed()]
+        });
+        let ([both], busy) = on_ranks(ranks, threads, link, bytes, |rank| {
             let begin = Instant::now();
             rank.all_reduce(|| compute(rounds));
-            [alone, begin.elapsed()]
+            [begin.elapsed()]
         });
-        let (kib, on_link) = (bytes >> 10, on_link.map_or(0.0, micros));
-        println!("  {kib:5} KiB: link {on_link:7.1}, compute {}, together {}", Times(alone), Times(both));
+        let (kib, on_link, busy) = (bytes >> 10, on_link.map_or(0.0, micros), busy - busy_alone);
+        let (alone, both) = (Times(alone), Times(both));
+        println!(
+            "  {kib:5} KiB: link {on_link:7.1}, compute {alone}, together {both}, processors {busy:+7.1}"
+        );
     }
     println!();
 }
@@ -105,14 +114,16 @@ impl Rank {
     }
 }
 
-/// Repeats `body` on each rank's thread, and returns all times that it gives, in microseconds.
+/// Repeats `body` on each rank's thread. Returns all times that it gives, and the processor time of one
+/// repetition on all threads together, in microseconds.
 fn on_ranks<const N: usize>(
     ranks: usize,
     threads: usize,
     link: Option<Link>,
     bytes: usize,
     body: impl Fn(&mut Rank) -> [Duration; N] + Sync,
-) -> [Vec<f64>; N] {
+) -> ([Vec<f64>; N], f64) {
+    const REPETITIONS: usize = 300;
     let options = LocalOptions { link, communication_threads: Some(threads), ..LocalOptions::default() };
     let span = Span { offset: 0, bytes };
     let run = |communicator: LocalCommunicator| {
@@ -120,13 +131,29 @@ fn on_ranks<const N: usize>(
         let mut rank = Rank { communicator, arena: Arena::new(bytes).expect("memory"), span };
         rank.arena.write::<f32>(span).fill(1e-30);
         host.barrier().expect("no rank fails");
-        (0..300).map(|_| body(&mut rank).map(micros)).collect::<Vec<[f64; N]>>()
+        let busy = processor_time();
+        host.barrier().expect("no rank fails");
+        let times = (0..REPETITIONS).map(|_| body(&mut rank).map(micros)).collect::<Vec<[f64; N]>>();
+        host.barrier().expect("no rank fails");
+        let busy = processor_time().saturating_sub(busy);
+        host.barrier().expect("no rank fails");
+        (times, micros(busy) / REPETITIONS as f64)
     };
-    let times: Vec<[f64; N]> = thread::scope(|scope| {
+    let results: Vec<(Vec<[f64; N]>, f64)> = thread::scope(|scope| {
         let threads: Vec<_> = group(ranks, options).into_iter().map(|one| scope.spawn(|| run(one))).collect();
-        threads.into_iter().flat_map(|thread| thread.join().expect("no rank panics")).collect()
+        threads.into_iter().map(|thread| thread.join().expect("no rank panics")).collect()
     });
-    std::array::from_fn(|index| times.iter().map(|times| times[index]).collect())
+    let times = |index| results.iter().flat_map(|(times, _)| times).map(|times| times[index]).collect();
+    (std::array::from_fn(times), results[0].1)
+}
+
+/// Processor time of all threads of this process that are alive; zero where the system does not tell.
+fn processor_time() -> Duration {
+    let Ok(tasks) = fs::read_dir("/proc/self/task") else { return Duration::ZERO };
+    let of_task = |path: PathBuf| -> Option<u64> {
+        fs::read_to_string(path.join("schedstat")).ok()?.split(' ').next()?.parse().ok()
+    };
+    Duration::from_nanos(tasks.flatten().filter_map(|task| of_task(task.path())).sum())
 }
 
 /// Prints the 10 % quantile and the median.

@@ -4,6 +4,7 @@
 
 use crate::ids::BlockId;
 use crate::model::{Mask, Model};
+use crate::schedule::Extent;
 use crate::units::{Bytes, Flops};
 
 /// The role of a buffer in an instruction. An operand is found by its slot.
@@ -77,6 +78,15 @@ pub enum Moment {
     RecomputeOutput,
     /// `backward`
     Backward,
+}
+
+impl From<Extent> for Moment {
+    fn from(extent: Extent) -> Moment {
+        match extent {
+            Extent::Saved => Moment::RecomputeSaved,
+            Extent::Output => Moment::RecomputeOutput,
+        }
+    }
 }
 
 /// Bytes that the attention kernels of a backend want as workspace, for one rank.

@@ -130,11 +130,12 @@ impl<'a> Dataflow<'a> {
     /// One violation for all missing instructions of a kind; there can be as many as layers times parts.
     fn missing(&mut self, rule: Rule, kind: &str, done: impl Fn(&Self) -> &BTreeSet<(BlockId, PartId)>) {
         let count = self.instances() - done(self).len();
-        let parts = self.schedule.parts.iter().map(|part| part.id);
-        let all = parts.flat_map(|part| self.schedule.chain().map(move |block| (block, part)));
-        let Some((block, part)) = all.into_iter().find(|instance| !done(self).contains(instance)) else {
+        if count == 0 {
             return;
-        };
+        }
+        let parts = self.schedule.parts.iter().map(|part| part.id);
+        let mut all = parts.flat_map(|part| self.schedule.chain().map(move |block| (block, part)));
+        let (block, part) = all.find(|instance| !done(self).contains(instance)).expect("one is missing");
         let others = if count > 1 { format!(", nor {} others", count - 1) } else { String::new() };
         self.violate(rule, format!("no {kind} {block} {part}{others}"));
     }

@@ -13,8 +13,8 @@ pub(crate) struct Interval {
     pub bytes: usize,
 }
 
-/// Instructions per bucket of the time index.
-const BUCKET: usize = 64;
+/// Instructions per stretch of the time index.
+const STRETCH: usize = 64;
 
 /// Offset of each interval, so that no two that live together share a byte.
 pub(crate) fn place(intervals: &[Interval], instructions: usize) -> Vec<usize> {
@@ -22,20 +22,24 @@ pub(crate) fn place(intervals: &[Interval], instructions: usize) -> Vec<usize> {
     order.sort_by_key(|&index| (std::cmp::Reverse(intervals[index].bytes), intervals[index].birth, index));
 
     let mut offsets = vec![0; intervals.len()];
-    // Placed intervals by the stretch of time they touch, so that only neighbours in time are looked at.
-    let mut buckets: Vec<Vec<usize>> = vec![Vec::new(); instructions / BUCKET + 1];
+    // Placed intervals by the stretch of time in which they begin, and those that enter a stretch from before. What lives
+    // together with an interval either enters the stretch of its birth or begins between that and its death.
+    let stretches = instructions / STRETCH + 1;
+    let mut beginning: Vec<Vec<usize>> = vec![Vec::new(); stretches];
+    let mut entering: Vec<Vec<usize>> = vec![Vec::new(); stretches];
     let mut taken: Vec<Span> = Vec::new();
     for index in order {
         let interval = intervals[index];
-        let span = interval.birth / BUCKET..=interval.death / BUCKET;
+        let [first, last] = [interval.birth / STRETCH, interval.death / STRETCH];
         taken.clear();
-        for &other in buckets[span.clone()].iter().flatten() {
+        for &other in entering[first].iter().chain(beginning[first..=last].iter().flatten()) {
             if intervals[other].birth <= interval.death && interval.birth <= intervals[other].death {
                 taken.push(Span { offset: offsets[other], bytes: intervals[other].bytes });
             }
         }
         offsets[index] = first_fit(&mut taken, interval.bytes);
-        buckets[span].iter_mut().for_each(|bucket| bucket.push(index));
+        beginning[first].push(index);
+        entering[first + 1..=last].iter_mut().for_each(|stretch| stretch.push(index));
     }
     offsets
 }

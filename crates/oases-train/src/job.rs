@@ -2,7 +2,7 @@
 
 use oases_exec::Program;
 use oases_schedule::passes::EVALUATE;
-use oases_schedule::{Bytes, Layout, Purpose, Request, Schedule, Statics, Workspace};
+use oases_schedule::{Bytes, Layout, Model, Purpose, Request, Schedule, Statics, Workspace};
 
 use crate::checkpoint::{Checkpoint, Description, Kind, Metadata, TensorSpec};
 use crate::data::{self, Tokens, TrainData, ValidationData};
@@ -106,7 +106,7 @@ impl Job {
             samples: step * u64::from(self.options.batch),
             tokens: step * self.tokens_per_step(),
             seed: self.options.seed,
-            model: describe_model(&self.options),
+            model: describe_model(&self.options.model),
             optimizer: self.describe_optimizer(),
         }
     }
@@ -122,7 +122,7 @@ impl Job {
     /// Whether the run can go on from this checkpoint: same model, all tensors, and the same batch.
     pub fn expect(&self, checkpoint: &Checkpoint) -> Result<()> {
         let metadata = checkpoint.metadata();
-        metadata.expect_model(&describe_model(&self.options), checkpoint.path())?;
+        metadata.expect_model(&describe_model(&self.options.model), checkpoint.path())?;
         checkpoint.expect_tensors(&self.tensors())?;
         let options = &self.options;
         if metadata.seed != options.seed {
@@ -163,8 +163,7 @@ fn programs(options: &Options, request: &Request, workspace: Workspace) -> (Stat
 }
 
 /// What of a model a checkpoint must agree on.
-pub(crate) fn describe_model(options: &Options) -> Description {
-    let model = &options.model;
+pub(crate) fn describe_model(model: &Model) -> Description {
     Description::new()
         .with("family", "gpt")
         .with("layers", model.layers)

@@ -20,7 +20,7 @@ use crate::event::Event;
 use crate::job::Job;
 use crate::metrics::{StepMetrics, Summary, median};
 use crate::rank::{Chronicle, Rank, RankReport};
-use crate::run_dir::{MetricsLog, RunDir};
+use crate::run_dir::RunDir;
 
 /// How long the other ranks get to end by themselves after one has failed.
 const GRACE: Duration = Duration::from_secs(2);
@@ -50,17 +50,16 @@ pub fn train(job: Job, listen: &mut dyn FnMut(&Event)) -> Result<Summary> {
         resumed_from: checkpoint.as_ref().map(|checkpoint| checkpoint.path().to_owned()),
         passed_over: passed_over.iter().map(Error::to_string).collect(),
     });
-    let log = folder.metrics(step)?;
 
     let began = Instant::now();
     let job = Arc::new(job);
     let (messages, inbox) = channel();
     let checkpoints = folder.checkpoints()?;
-    let chronicle = Chronicle { checkpoints, messages: messages.clone() };
+    let chronicle = Chronicle { checkpoints, log: folder.metrics(step)?, messages: messages.clone() };
     start_ranks(&job, checkpoint.map(Arc::new), chronicle, &messages)?;
     drop(messages);
 
-    let mut course = Course { log, metrics: Vec::new(), checkpoint: None };
+    let mut course = Course::default();
     let reports = follow(&inbox, job.options.tensor as usize, &mut course, listen)?;
     let summary = course.summary(&job, step, began.elapsed(), &reports);
     folder.write_summary(&summary)?;
@@ -165,7 +164,7 @@ fn follow(
         };
         match message {
             Ok(Message::Event(event)) => {
-                course.record(&event)?;
+                course.record(&event);
                 listen(&event);
             }
             Ok(Message::Ended(Ok(report))) => reports.push(report),
@@ -183,27 +182,22 @@ fn follow(
 }
 
 /// What has been recorded of the run so far.
+#[derive(Default)]
 struct Course {
-    log: MetricsLog,
     metrics: Vec<StepMetrics>,
     checkpoint: Option<String>,
 }
 
 impl Course {
-    fn record(&mut self, event: &Event) -> Result<()> {
+    fn record(&mut self, event: &Event) {
         match event {
-            Event::Step(metrics) => {
-                self.log.append(metrics)?;
-                self.metrics.push(metrics.clone());
-            }
+            Event::Step(metrics) => self.metrics.push(metrics.clone()),
             Event::Checkpoint { path, .. } => {
-                self.log.sync()?;
                 self.checkpoint =
                     path.file_name().map(|name| format!("checkpoints/{}", name.to_string_lossy()));
             }
             Event::Started { .. } => {}
         }
-        Ok(())
     }
 
     fn summary(&self, job: &Job, first: u64, elapsed: Duration, reports: &[RankReport]) -> Summary {

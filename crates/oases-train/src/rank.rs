@@ -6,7 +6,7 @@ use std::time::Instant;
 use oases_exec::comm::{Communicator, CommunicatorError, HostGroup};
 use oases_exec::philox::key_from_seed;
 use oases_exec::{AdamW, Backend, Interpreter, Program, StepInputs};
-use oases_schedule::{BlockId, Bytes, Instruction, Role, Span};
+use oases_schedule::{BlockId, Bytes, Role, Span};
 
 use crate::checkpoint::{Checkpoint, Checkpoints, Kind};
 use crate::data::{Batch, samples_of_step};
@@ -16,6 +16,8 @@ use crate::job::Job;
 use crate::launch::Message;
 use crate::metrics::StepMetrics;
 use crate::options::FaultKind;
+use crate::run_dir::MetricsLog;
+use crate::trial::exposed_ns;
 use crate::weights::Shards;
 
 /// Dropout has a key of its own, so that its draws are none of the weights' or the data's.
@@ -24,6 +26,7 @@ const DROPOUT_SEED: u64 = 0xD509_0000_0000_0000;
 /// What rank 0 has besides: the run folder's writable parts, and who listens.
 pub(crate) struct Chronicle {
     pub checkpoints: Checkpoints,
+    pub log: MetricsLog,
     pub messages: Sender<Message>,
 }
 
@@ -67,12 +70,21 @@ impl<B: Backend, C: Communicator<B::Region>, H: HostGroup> Rank<'_, B, C, H> {
                 metrics.val_loss = self.evaluate(step)?;
                 metrics.eval_ms = Some(began.elapsed().as_secs_f64() * 1e3);
             }
-            self.tell(Event::Step(metrics));
+            self.record(metrics)?;
             if last || done.is_multiple_of(job.options.checkpoint_every) {
                 self.checkpoint(done)?;
             }
         }
         Ok(RankReport { arena_used: self.backend.touched() })
+    }
+
+    /// The line is in the log before a checkpoint of its step can be, so that no step is missing after a resume.
+    fn record(&mut self, metrics: StepMetrics) -> Result<()> {
+        if let Some(chronicle) = &mut self.chronicle {
+            chronicle.log.append(&metrics)?;
+        }
+        self.tell(Event::Step(metrics));
+        Ok(())
     }
 
     fn tell(&self, event: Event) {
@@ -106,7 +118,7 @@ impl<B: Backend, C: Communicator<B::Region>, H: HostGroup> Rank<'_, B, C, H> {
             grad_norm,
             lr: learning_rate,
             step_ms,
-            exposed_comm_ms: self.exposed_ns(&job.train) as f64 / 1e6,
+            exposed_comm_ms: exposed_ns(&job.train.schedule, self.interpreter.timings()) as f64 / 1e6,
             tokens_per_s: targets as f64 / step_ms * 1e3,
             val_loss: None,
             eval_ms: None,
@@ -163,15 +175,6 @@ impl<B: Backend, C: Communicator<B::Region>, H: HostGroup> Rank<'_, B, C, H> {
         losses.iter().map(|&loss| f64::from(loss)).sum()
     }
 
-    /// Time in which this rank waited for collectives.
-    fn exposed_ns(&self, program: &Program) -> u64 {
-        let waits = program.schedule.instructions.iter().zip(self.interpreter.timings());
-        waits
-            .filter(|(i, _)| matches!(i, Instruction::Sync { .. }))
-            .map(|(_, timing)| timing.duration_ns())
-            .sum()
-    }
-
     /// Mean loss over the held-out text, every target counted once. `None` where nothing is held out.
     fn evaluate(&mut self, step: u64) -> Result<Option<f64>> {
         let job = self.job;
@@ -216,11 +219,14 @@ impl<B: Backend, C: Communicator<B::Region>, H: HostGroup> Rank<'_, B, C, H> {
             };
         };
         let mut entries = job.entries();
-        let written = chronicle.checkpoints.write(&job.metadata(done), &job.tensors(), &mut |_, writer| {
-            let (index, kind, _) =
-                entries.next().ok_or_else(|| Error::internal("more tensors than entries"))?;
-            host.broadcast(Some(GO.to_vec())).map_err(lost)?;
-            shards.gather(backend, host, index, kind, Some(writer))
+        let logged = chronicle.log.sync();
+        let written = logged.and_then(|()| {
+            chronicle.checkpoints.write(&job.metadata(done), &job.tensors(), &mut |_, writer| {
+                let (index, kind, _) =
+                    entries.next().ok_or_else(|| Error::internal("more tensors than entries"))?;
+                host.broadcast(Some(GO.to_vec())).map_err(lost)?;
+                shards.gather(backend, host, index, kind, Some(writer))
+            })
         });
         if entries.next().is_some() {
             host.broadcast(Some(STOP.to_vec())).map_err(lost)?;

@@ -12,6 +12,7 @@ mod doctor;
 mod environment;
 mod error;
 mod progress;
+mod report;
 mod terminal;
 
 use std::process::ExitCode;

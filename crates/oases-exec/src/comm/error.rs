@@ -47,7 +47,8 @@ pub enum CommunicatorError {
     },
     /// The start-up probe found that data does not arrive as it was sent.
     #[error(
-        "rank {rank} got wrong data from {} in the probe's {operation}: element {element} is {found} instead of {expected}",
+        "rank {rank} got wrong data from {} in the probe's {operation}: \
+         element {element} is {found} instead of {expected}",
         Senders(*from)
     )]
     WrongData {

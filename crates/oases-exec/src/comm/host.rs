@@ -4,8 +4,8 @@ use std::fmt;
 
 use super::CommunicatorError;
 
-/// One rank's end of a group for values of the host. All ranks make the same calls in the same order, and each
-/// call returns once every rank has made it.
+/// One rank's end of a group for values of the host. All ranks make the same calls in the same order, and
+/// each call returns once every rank has made it.
 pub trait HostGroup {
     /// This rank's number in the group, from 0.
     fn rank(&self) -> usize;

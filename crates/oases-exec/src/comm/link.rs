@@ -6,14 +6,15 @@ use super::Operation;
 
 /// A network link between the ranks of a group, to emulate a slow one in shared memory.
 ///
-/// A collective takes the time that the ring algorithm needs on links of this kind. With `t` ranks and `S` bytes,
+/// A collective takes the time that the ring algorithm needs on links of this kind. With `t` ranks and `S`
+/// bytes,
 ///
 /// - all-reduce: `2(t-1)/t · S / bandwidth + 2(t-1) · latency` (a reduce-scatter, then an all-gather),
 /// - all-gather: `(t-1)/t · S / bandwidth + (t-1) · latency`, where `S` counts all slots,
 ///
-/// from the moment at which the last rank has started it; nothing with one rank. (Thakur, Rabenseifner and Gropp,
-/// "Optimization of Collective Communication Operations in MPICH", 2005, sections 4.1 and 4.5, without the terms of
-/// the local arithmetic, which happens within that time here.) The collectives of a group occupy
+/// from the moment at which the last rank has started it; nothing with one rank. (Thakur, Rabenseifner and
+/// Gropp, "Optimization of Collective Communication Operations in MPICH", 2005, sections 4.1 and 4.5, without
+/// the terms of the local arithmetic, which happens within that time here.) The collectives of a group occupy
 /// the link one after another: the next begins no earlier than the one before has ended.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {

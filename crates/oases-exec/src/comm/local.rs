@@ -1,14 +1,14 @@
 //! A group whose ranks are threads of one process.
 //!
 //! Ranks put their regions on a shared board. Once all have started a collective, it is cut into parts, and
-//! whoever has time does them: a rank whose [`sync`](Communicator::sync) would wait, a communication thread on a
-//! processor to spare, or, for a small one, the rank that started it last. An emulated [`Link`] adds
-//! nothing but a time before which `sync` does not return, so the arithmetic happens within that time.
+//! whoever has time does them: a rank whose [`sync`](Communicator::sync) would wait, a communication thread
+//! on a processor to spare, or, for a small collective, the rank that started it last. An emulated [`Link`]
+//! adds a time before which `sync` does not return; threads that wait for it do the arithmetic meanwhile.
 //!
-//! There is no communication thread per rank, because on a machine with as many ranks as processors
-//! such a thread only takes its processor from a rank: the arithmetic costs the same and the switches come on top. With a
-//! link the overlap is the same either way, because the link's time passes while ranks compute.
-//! `examples/all_reduce.rs` measures both.
+//! There is no communication thread for every rank, because the arithmetic needs a processor wherever it is
+//! done. With as many ranks as processors such a thread would take one from a rank that computes: measured
+//! (`examples/all_reduce.rs`), it saves nothing. The overlap does not depend on it, for the link's time
+//! passes while ranks compute. Neither do results: sums are in rank order, element by element.
 
 mod board;
 mod host;
@@ -125,11 +125,8 @@ impl Communicator<Region> for LocalCommunicator {
 
 impl Drop for LocalCommunicator {
     fn drop(&mut self) {
-        let Member { shared, rank } = &*self.member;
-        if thread::panicking() {
-            shared.fail_rank(&mut shared.lock(), *rank, "panicked");
-        }
-        shared.leave(*rank);
+        self.member.fail_in_panic();
+        self.member.shared.leave(self.member.rank);
     }
 }
 
@@ -152,6 +149,15 @@ impl AbortHandle {
 struct Member {
     shared: Arc<Shared>,
     rank: usize,
+}
+
+impl Member {
+    /// Fails the group if a handle is dropped because its thread panics.
+    fn fail_in_panic(&self) {
+        if thread::panicking() {
+            self.shared.fail_rank(&mut self.shared.lock(), self.rank, "panicked");
+        }
+    }
 }
 
 impl Drop for Member {

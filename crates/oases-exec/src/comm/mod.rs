@@ -1,8 +1,8 @@
 //! Communicators: the collectives of a group of ranks, first in, first out, beside the computation.
 //!
 //! A rank hands a buffer to [`Communicator::start`], computes something else, and gets the buffer back from
-//! [`Communicator::sync`]. All ranks of a group start the same collectives in the same order; if they do not, or
-//! if one of them fails or stays away, every rank gets a [`CommunicatorError`] within a bounded time.
+//! [`Communicator::sync`]. All ranks of a group start the same collectives in the same order; if they do not,
+//! or if one of them fails or stays away, every rank gets a [`CommunicatorError`] within a bounded time.
 //!
 //! [`local`] joins the threads of one process. Values of the host (losses, messages, file names) travel by a
 //! [`HostGroup`] between the same ranks.
@@ -25,8 +25,8 @@ use std::fmt;
 pub enum Operation {
     /// Every region becomes the sum over all ranks, added in rank order.
     AllReduceSum,
-    /// A region holds one slot per rank, all equal in size, and comes with the rank's own slot filled; afterwards
-    /// every slot is.
+    /// A region holds one slot per rank, all equal in size, and comes with the rank's own slot filled;
+    /// afterwards every slot is.
     AllGather,
 }
 
@@ -39,8 +39,9 @@ impl fmt::Display for Operation {
     }
 }
 
-/// A number by which the caller knows a collective again in an error, such as its index in the schedule. It must
-/// be the same on all ranks: a collective under different tags means that the ranks disagree on the order.
+/// A number by which the caller knows a collective again in an error, such as its index in the schedule. It
+/// must be the same on all ranks: a collective under different tags means that the ranks disagree on the
+/// order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Tag(pub u32);
 
@@ -91,6 +92,7 @@ pub trait Communicator<R> {
     /// After an error the group is of no more use, and the regions in flight are lost.
     fn sync(&mut self, ticket: Ticket) -> Result<R, CommunicatorError>;
 
-    /// Ends the group on every rank: each pending or later [`Communicator::sync`] names this rank and `reason`.
+    /// Ends the group on every rank: each pending or later [`Communicator::sync`] names this rank and
+    /// `reason`.
     fn abort(&mut self, reason: &str);
 }

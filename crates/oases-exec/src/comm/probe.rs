@@ -16,8 +16,8 @@ const TAGS: [Tag; 2] = [Tag(u32::MAX - 1), Tag(u32::MAX)];
 
 /// All-reduces and all-gathers data that differs on every rank, and checks every element for equality.
 ///
-/// All ranks of the group call it, with nothing else in flight. On a wrong result the error names the rank that
-/// received and, where one alone is to blame, the rank that sent; the group is aborted.
+/// All ranks of the group call it, with nothing else in flight. On a wrong result the error names the rank
+/// that received and, where one alone is to blame, the rank that sent; the group is aborted.
 pub fn probe(communicator: &mut impl Communicator<Region>) -> Result<(), CommunicatorError> {
     let outcome = probe_all_gather(communicator).and_then(|()| probe_all_reduce(communicator));
     if let Err(error @ CommunicatorError::WrongData { .. }) = &outcome {
@@ -36,8 +36,8 @@ fn probe_all_gather(communicator: &mut impl Communicator<Region>) -> Result<(), 
     check(rank, operation, &result, |segment, element| (sample(segment, element), Some(segment)))
 }
 
-/// Segment `r` gets a contribution from rank `r` alone, which names the pair; the last segment from all ranks,
-/// which checks that sums are sums.
+/// Segment `r` gets a contribution from rank `r` alone, which names the pair; the last segment from all
+/// ranks, which checks that sums are sums.
 fn probe_all_reduce(communicator: &mut impl Communicator<Region>) -> Result<(), CommunicatorError> {
     let (rank, ranks) = (communicator.rank(), communicator.ranks());
     let operation = Operation::AllReduceSum;

@@ -10,9 +10,11 @@ use pulp::{Arch, Simd, WithSimd};
 use std::cell::RefCell;
 
 /// Elements of the inner dimension in one block; also where the chain of additions of an element is cut.
-const DEPTH: usize = 384;
+const DEPTH: usize = 256;
 /// Columns of b in one block, which stays in the second-level cache.
-const BLOCK_COLS: usize = 768;
+const BLOCK_COLS: usize = 1024;
+/// Panels of a that are copied together, so that a transposed a is read in long pieces.
+const PANELS: usize = 8;
 /// A cache line in elements, to which the copies are aligned.
 const LINE: usize = 16;
 /// Distance between the rows of a panel that is stored by rows; not a power of two, so that they lie in different sets of
@@ -84,7 +86,7 @@ impl Product<'_> {
             return self.only_start();
         }
         let b_size = BLOCK_COLS.min(n).next_multiple_of(COLS) * DEPTH.min(k);
-        let needed = b_size + ROWS * STRIDE + 2 * LINE;
+        let needed = b_size + PANELS * ROWS * STRIDE + 2 * LINE;
         if self.copies.len() < needed {
             self.copies.resize(needed, 0.0);
         }
@@ -95,26 +97,33 @@ impl Product<'_> {
             for first_k in (0..k).step_by(DEPTH) {
                 let depth = DEPTH.min(k - first_k);
                 let b_block = &mut b_space[..cols.next_multiple_of(COLS) * depth];
-                for (panel, col) in b_block.chunks_exact_mut(depth * COLS).zip((0..cols).step_by(COLS)) {
-                    let panel = panel.as_chunks_mut::<COLS>().0;
-                    by_columns(panel, self.b.t(), first_col + col, COLS.min(cols - col), first_k);
-                }
+                by_columns::<COLS>(b_block.as_chunks_mut().0, self.b.t(), first_col, cols, first_k, depth);
                 let start = if first_k == 0 { self.start } else { Start::Existing };
-                for row in (0..m).step_by(ROWS) {
-                    let rows = ROWS.min(m - row);
-                    let (c, place) = (&mut self.c, Place { row, rows, col: first_col, cols });
+                for first_row in (0..m).step_by(PANELS * ROWS) {
+                    let rows = (PANELS * ROWS).min(m - first_row);
                     if self.a.transposed {
-                        let panel = a_space.as_chunks_mut::<ROWS>().0;
-                        let panel = &mut panel[..depth];
-                        by_columns(panel, self.a, row, rows, first_k);
-                        let panel = &*panel;
-                        sweep::<S, ROWS, VECTORS, COLS>(simd, c, place, b_block, depth, start, |i, k| panel[k][i]);
+                        by_columns::<ROWS>(a_space.as_chunks_mut().0, self.a, first_row, rows, first_k, depth);
                     } else {
-                        let panel = a_space.as_chunks_mut::<STRIDE>().0;
-                        let panel = panel.first_chunk_mut::<ROWS>().expect("space for the panel");
-                        by_rows(panel, self.a, row, rows, first_k, depth);
-                        let panel = &*panel;
-                        sweep::<S, ROWS, VECTORS, COLS>(simd, c, place, b_block, depth, start, |i, k| panel[i][k]);
+                        by_rows(a_space.as_chunks_mut().0, self.a, first_row, rows, first_k, depth);
+                    }
+                    for panel in 0..rows.div_ceil(ROWS) {
+                        let place = Place {
+                            row: first_row + panel * ROWS,
+                            rows: ROWS.min(rows - panel * ROWS),
+                            col: first_col,
+                            cols,
+                        };
+                        let c = &mut self.c;
+                        if self.a.transposed {
+                            let a = &a_space.as_chunks::<ROWS>().0[panel * depth..][..depth];
+                            let a = |i: usize, k: usize| a[k][i];
+                            sweep::<S, ROWS, VECTORS, COLS>(simd, c, place, b_block, depth, start, a);
+                        } else {
+                            let a = a_space.as_chunks::<STRIDE>().0[panel * ROWS..].first_chunk::<ROWS>();
+                            let a = a.expect("space for a panel");
+                            let a = |i: usize, k: usize| a[i][k];
+                            sweep::<S, ROWS, VECTORS, COLS>(simd, c, place, b_block, depth, start, a);
+                        }
                     }
                 }
             }
@@ -168,29 +177,37 @@ fn aligned(space: &mut [f32]) -> &mut [f32] {
     &mut space[skip.min(LINE)..]
 }
 
-/// Copies `rows` rows of x from `row`, columns from `first_k`, to a panel that is stored by columns. What lies behind
-/// the last row stays: the results that it leads to are not stored.
+/// Copies `rows` rows of x from `row`, `depth` columns from `first_k`, to panels of `WIDTH` rows that are stored by columns, one panel
+/// after the other. What lies behind the last row stays: the results that it leads to are not stored.
 #[inline(always)]
 fn by_columns<const WIDTH: usize>(
-    panel: &mut [[f32; WIDTH]],
+    panels: &mut [[f32; WIDTH]],
     x: Matrix<'_>,
     row: usize,
     rows: usize,
     first_k: usize,
+    depth: usize,
 ) {
     if x.transposed {
-        for (k, out) in panel.iter_mut().enumerate() {
-            let from = &x.data[(first_k + k) * x.stride + row..];
-            match from.first_chunk::<WIDTH>() {
-                Some(from) if rows == WIDTH => *out = *from,
-                _ => out[..rows].copy_from_slice(&from[..rows]),
+        for k in 0..depth {
+            let (whole, rest) = x.data[(first_k + k) * x.stride + row..][..rows].as_chunks::<WIDTH>();
+            for (panel, from) in whole.iter().enumerate() {
+                panels[panel * depth + k] = *from;
+            }
+            if !rest.is_empty() {
+                panels[whole.len() * depth + k][..rest.len()].copy_from_slice(rest);
             }
         }
-    } else {
-        for i in 0..rows.min(WIDTH) {
-            let from = &x.data[(row + i) * x.stride + first_k..][..panel.len()];
-            for (out, &x) in panel.iter_mut().zip(from) {
-                out[i] = x;
+        return;
+    }
+    for (panel, first) in panels.chunks_mut(depth).zip((0..rows).step_by(WIDTH)) {
+        // A line of each row at a time: a whole row would write to more lines than the first-level cache has.
+        for (out, first_k) in panel.chunks_mut(LINE).zip((first_k..).step_by(LINE)) {
+            for i in 0..WIDTH.min(rows - first) {
+                let from = &x.data[(row + first + i) * x.stride + first_k..][..out.len()];
+                for (out, &x) in out.iter_mut().zip(from) {
+                    out[i] = x;
+                }
             }
         }
     }
@@ -198,7 +215,14 @@ fn by_columns<const WIDTH: usize>(
 
 /// Copies `rows` rows of x from `row`, `depth` columns from `first_k`, to a panel that is stored by rows.
 #[inline(always)]
-fn by_rows(panel: &mut [[f32; STRIDE]], x: Matrix<'_>, row: usize, rows: usize, first_k: usize, depth: usize) {
+fn by_rows(
+    panel: &mut [[f32; STRIDE]],
+    x: Matrix<'_>,
+    row: usize,
+    rows: usize,
+    first_k: usize,
+    depth: usize,
+) {
     for (i, out) in panel.iter_mut().enumerate().take(rows) {
         out[..depth].copy_from_slice(&x.data[(row + i) * x.stride + first_k..][..depth]);
     }
@@ -228,57 +252,41 @@ fn tiles<S: Simd, const ROWS: usize, const VECTORS: usize, const COLS: usize>(
         }
         let col = place.col + j * COLS;
         let cols = COLS.min(place.cols - j * COLS);
-        store(simd, c, Place { col, cols, ..place }, &sum, start);
-    }
-}
-
-/// Writes a tile, or the part of it that is inside c.
-#[inline(always)]
-fn store<S: Simd, const ROWS: usize, const VECTORS: usize>(
-    simd: S,
-    c: &mut MatrixMut<'_>,
-    place: Place,
-    tile: &[[S::f32s; VECTORS]; ROWS],
-    start: Start<'_>,
-) {
-    for (i, tile) in tile.iter().enumerate().take(place.rows) {
-        let out = &mut c.data[(place.row + i) * c.stride + place.col..][..place.cols];
-        let out_vectors = S::as_mut_simd_f32s(out).0;
-        let Some(out_vectors) = out_vectors.first_chunk_mut::<VECTORS>() else {
-            store_edge::<S, VECTORS>(out, tile, start, place.col);
-            continue;
-        };
-        match start {
-            Start::Zero => *out_vectors = *tile,
-            Start::Existing => {
-                for (out, &sum) in out_vectors.iter_mut().zip(tile) {
-                    *out = simd.add_f32s(*out, sum);
+        let out = &mut c.data[place.row * c.stride + col..];
+        if cols == COLS {
+            // Constant indices only, so that the sums go from the registers to c.
+            for i in 0..ROWS {
+                if i >= place.rows {
+                    break;
+                }
+                let out = S::as_mut_simd_f32s(&mut out[i * c.stride..][..COLS]).0;
+                for j in 0..VECTORS {
+                    out[j] = match start {
+                        Start::Zero => sum[i][j],
+                        Start::Existing => simd.add_f32s(out[j], sum[i][j]),
+                        Start::Bias(bias) => {
+                            simd.add_f32s(S::as_simd_f32s(&bias[col..][..COLS]).0[j], sum[i][j])
+                        }
+                    };
                 }
             }
-            Start::Bias(bias) => {
-                let bias = S::as_simd_f32s(&bias[place.col..]).0;
-                for ((out, &sum), &bias) in out_vectors.iter_mut().zip(tile).zip(bias) {
-                    *out = simd.add_f32s(bias, sum);
-                }
+        } else {
+            let sums = sum;
+            for (row, sums) in out.chunks_mut(c.stride).zip(&sums).take(place.rows) {
+                store_part(&mut row[..cols], pulp::bytemuck::cast_slice(sums), start, col);
             }
         }
     }
 }
 
-/// One row of a tile that reaches over the right edge of c.
+/// The part of a tile's row that is inside c.
 #[inline(always)]
-fn store_edge<S: Simd, const VECTORS: usize>(
-    out: &mut [f32],
-    tile: &[S::f32s; VECTORS],
-    start: Start<'_>,
-    col: usize,
-) {
-    let tile: &[f32] = pulp::bytemuck::cast_slice(tile);
+fn store_part(out: &mut [f32], sums: &[f32], start: Start<'_>, col: usize) {
     match start {
-        Start::Zero => out.copy_from_slice(&tile[..out.len()]),
-        Start::Existing => out.iter_mut().zip(tile).for_each(|(out, sum)| *out += sum),
+        Start::Zero => out.copy_from_slice(&sums[..out.len()]),
+        Start::Existing => out.iter_mut().zip(sums).for_each(|(out, sum)| *out += sum),
         Start::Bias(bias) => {
-            out.iter_mut().zip(tile.iter().zip(&bias[col..])).for_each(|(out, (sum, bias))| *out = bias + sum);
+            out.iter_mut().zip(sums.iter().zip(&bias[col..])).for_each(|(out, (sum, bias))| *out = bias + sum);
         }
     }
 }

@@ -175,3 +175,11 @@ fn many_layers_and_parts_are_judged_in_reasonable_time_and_space() {
     assert!(end.contains(&"no backward embed m0, nor 4000039999 others"));
     assert!(violations.len() < 200_000);
 }
+
+#[test]
+fn parts_without_a_spelling_are_refused() {
+    let mut schedule = Schedule::parse(&valid_texts()[0]).unwrap();
+    schedule.parts[3].id.sub = Some(26);
+    let violation = &verify(&schedule)[0];
+    assert_eq!((violation.rule, violation.line), (Rule::Header, 4));
+}

@@ -58,7 +58,7 @@ fn check_plan(schedule: &Schedule, statics: &Statics, plan: &Plan) {
         for access in accesses {
             let span = operands.span(access.slot);
             assert_eq!(span.bytes, access.bytes, "{:?}", access.slot);
-            assert!(span.offset % Span::ALIGNMENT == 0 && span.offset >= statics.bytes);
+            assert!(span.offset.is_multiple_of(Span::ALIGNMENT) && span.offset >= statics.bytes);
             if access.fresh {
                 memory.begin(access.buffer, span);
             }

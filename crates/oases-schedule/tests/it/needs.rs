@@ -73,13 +73,13 @@ impl Needs<'_> {
         }
     }
 
-    fn old(&mut self, value: Value, slot: Slot, block: BlockId, part: PartId) {
+    fn find(&mut self, value: Value, slot: Slot, block: BlockId, part: PartId) {
         let buffer = *self.values.get(&value).expect("a valid schedule reads what is there");
         let bytes = self.bytes(block, part, slot);
         self.accesses.push(Access { slot, bytes, buffer, fresh: false });
     }
 
-    fn new(&mut self, value: Option<Value>, slot: Slot, block: BlockId, part: PartId) {
+    fn begin(&mut self, value: Option<Value>, slot: Slot, block: BlockId, part: PartId) {
         let bytes = self.bytes(block, part, slot);
         self.accesses.push(Access { slot, bytes, buffer: self.buffers, fresh: true });
         self.values.extend(value.map(|value| (value, self.buffers)));
@@ -100,50 +100,50 @@ impl Needs<'_> {
     /// Forward and recompute: `keeps` says whether the internals stay, `output` whether the block is run to its end.
     fn run(&mut self, block: BlockId, part: PartId, keeps: bool, output: bool) {
         if self.values.contains_key(&Value::Input(block, part)) {
-            self.old(Value::Input(block, part), Slot::Input, block, part);
+            self.find(Value::Input(block, part), Slot::Input, block, part);
         } else if let Some(before) = self.schedule.before(block) {
-            self.old(Value::Output(before, part), Slot::Input, block, part);
+            self.find(Value::Output(before, part), Slot::Input, block, part);
             let buffer = self.values.remove(&Value::Output(before, part)).unwrap();
             self.values.insert(Value::Input(block, part), buffer);
             if before != BlockId::Embed {
-                self.old(Value::Input(before, part), Slot::Residual, block, part);
+                self.find(Value::Input(before, part), Slot::Residual, block, part);
             }
         }
         for &slot in Needs::saved(block) {
-            self.new(keeps.then_some(Value::Internal(block, part, slot)), slot, block, part);
+            self.begin(keeps.then_some(Value::Internal(block, part, slot)), slot, block, part);
         }
         match block {
-            BlockId::Attn(_) => self.new(None, Slot::Workspace, block, part),
-            BlockId::Mlp(_) if output => self.new(None, Slot::Activated, block, part),
+            BlockId::Attn(_) => self.begin(None, Slot::Workspace, block, part),
+            BlockId::Mlp(_) if output => self.begin(None, Slot::Activated, block, part),
             _ => {}
         }
         if output {
-            self.new(Some(Value::Output(block, part)), Slot::Output, block, part);
+            self.begin(Some(Value::Output(block, part)), Slot::Output, block, part);
         }
     }
 
     fn backward(&mut self, block: BlockId, part: PartId) {
         if let Some(after) = self.schedule.after(block) {
-            self.old(Value::Gradient(after, part), Slot::Gradient, block, part);
+            self.find(Value::Gradient(after, part), Slot::Gradient, block, part);
             if let Some(upstream) = self.schedule.after(after) {
-                self.old(Value::Gradient(upstream, part), Slot::Upstream, block, part);
+                self.find(Value::Gradient(upstream, part), Slot::Upstream, block, part);
             }
         }
         if block != BlockId::Embed {
-            self.old(Value::Input(block, part), Slot::Input, block, part);
-            self.new(Some(Value::Gradient(block, part)), Slot::InputGradient, block, part);
+            self.find(Value::Input(block, part), Slot::Input, block, part);
+            self.begin(Some(Value::Gradient(block, part)), Slot::InputGradient, block, part);
         }
         for &slot in Needs::saved(block) {
-            self.old(Value::Internal(block, part, slot), slot, block, part);
+            self.find(Value::Internal(block, part, slot), slot, block, part);
         }
         let scratch: &[Slot] = match block {
             BlockId::Attn(_) => &[Slot::Workspace, Slot::ContextGradient, Slot::QkvGradient],
             BlockId::Mlp(_) => &[Slot::ActivationGradient],
             _ => &[],
         };
-        scratch.iter().for_each(|&slot| self.new(None, slot, block, part));
+        scratch.iter().for_each(|&slot| self.begin(None, slot, block, part));
         if self.model.dropout > 0.0 && block != BlockId::Head {
-            self.new(None, Slot::BranchGradient, block, part);
+            self.begin(None, Slot::BranchGradient, block, part);
         }
     }
 
@@ -160,9 +160,9 @@ impl Needs<'_> {
             }
             Instruction::Loss { part } => {
                 for &slot in Needs::saved(BlockId::Head) {
-                    self.old(Value::Internal(BlockId::Head, part, slot), slot, BlockId::Head, part);
+                    self.find(Value::Internal(BlockId::Head, part, slot), slot, BlockId::Head, part);
                 }
-                self.old(Value::Output(BlockId::Head, part), Slot::Output, BlockId::Head, part);
+                self.find(Value::Output(BlockId::Head, part), Slot::Output, BlockId::Head, part);
             }
             Instruction::Backward { block, part } => self.backward(block, part),
             Instruction::Start { collective, .. } | Instruction::Sync { collective } => {
@@ -171,7 +171,7 @@ impl Needs<'_> {
                         Pass::Backward => (Value::Gradient(block, part), Slot::InputGradient),
                         Pass::Forward | Pass::Recompute => (Value::Output(block, part), Slot::Output),
                     };
-                    self.old(value, slot, block, part);
+                    self.find(value, slot, block, part);
                     // A collective finds its buffer in one slot, whatever it is.
                     self.accesses[0].slot = Slot::Output;
                 }

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 const FOLDER: &str = "OASES_TEST_CHILD_FOLDER";
 
-/// A command that runs the ignored test `name` alone, with its output on a pipe and `folder` given to it.
+/// A command that runs the test `name` alone, with its output on a pipe and `folder` given to it.
 pub(crate) fn command(name: &str, folder: &Path) -> Command {
     let mut command = Command::new(env::current_exe().unwrap());
     prepare(&mut command, name, folder);
@@ -22,11 +22,11 @@ pub(crate) fn command_after(setup: &str, name: &str, folder: &Path) -> Command {
 }
 
 fn prepare(command: &mut Command, name: &str, folder: &Path) {
-    command.args(["--exact", name, "--ignored", "--nocapture", "--test-threads=1"]);
+    command.args(["--exact", name, "--nocapture", "--test-threads=1"]);
     command.env(FOLDER, folder).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
 }
 
-/// The folder that the parent gave; nothing if somebody runs the ignored tests by hand.
+/// The folder that the parent gave; nothing where the test runs with all others: then it has nothing to do.
 pub(crate) fn folder() -> Option<PathBuf> {
     env::var_os(FOLDER).map(PathBuf::from)
 }

@@ -78,7 +78,6 @@ fn has_temporary(folder: &Path) -> bool {
 }
 
 #[test]
-#[ignore = "the process that the test above kills"]
 fn write_until_killed() {
     let Some(folder) = child::folder() else { return };
     let checkpoints = Checkpoints::open(folder).unwrap();

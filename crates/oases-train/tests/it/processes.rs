@@ -38,7 +38,6 @@ fn a_checkpoint_that_does_not_fit_leaves_the_last_good_one() {
 }
 
 #[test]
-#[ignore = "the process that the test above limits"]
 fn write_too_much() {
     let Some(folder) = child::folder() else { return };
     let error = save(&Checkpoints::open(folder).unwrap(), 2, 1 << 20).unwrap_err();
@@ -89,7 +88,6 @@ fn a_killed_run_frees_its_folder() {
 }
 
 #[test]
-#[ignore = "the process that the test above kills"]
 fn hold_a_run() {
     let Some(folder) = child::folder() else { return };
     let _run = RunDir::create(&folder, "x").unwrap();

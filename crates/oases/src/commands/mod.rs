@@ -17,7 +17,7 @@ pub fn run(command: &Command, environment: &Environment, terminal: &Terminal) ->
     match command {
         Command::Train(args) => train::run(args, environment, terminal),
         Command::Explain(args) => explain::run(args, environment),
-        Command::Generate(args) => generate::run(args, environment),
+        Command::Generate(args) => generate::run(args, environment, terminal),
         Command::Doctor => terminal::print(&doctor::report(environment)),
         Command::Completions { shell } => shell::completions(*shell),
         Command::Man { command } => shell::manual(command.as_deref()),

@@ -21,8 +21,7 @@ pub fn run(args: &TrainArgs, environment: &Environment, terminal: &Terminal) -> 
     let steps = config.train.steps;
     let mut progress: Option<Progress> = None;
     let outcome = oases_train::train(job, &mut |event| {
-        let progress =
-            progress.get_or_insert_with(|| Progress::new(terminal.clone(), first_step(event), steps));
+        let progress = progress.get_or_insert_with(|| Progress::new(*terminal, first_step(event), steps));
         show(progress, event, steps);
     });
     if let Some(progress) = progress {

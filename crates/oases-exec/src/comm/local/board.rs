@@ -1,5 +1,6 @@
-//! The board of a local group: which collectives its ranks have started, which parts of them are done, and when the
-//! emulated link lets go of them. Plain bookkeeping, without threads; the group keeps it under its lock.
+//! The board of a local group: which collectives its ranks have started, which parts of them are done, and
+//! when the emulated link lets go of them. Plain bookkeeping, without threads; the group keeps it under its
+//! lock.
 //!
 //! A collective is cut into parts. Whoever has time claims a part of it, which means the same part of every
 //! rank's region, does the arithmetic without the lock, and puts the part back. In the steady state nothing
@@ -47,7 +48,8 @@ struct Entry {
     arrived: usize,
     /// Ranks that have taken their result.
     taken: usize,
-    /// Part `p` of rank `r` at `p * ranks + r`; absent before it arrives, while claimed, and after it is taken.
+    /// Part `p` of rank `r` at `p * ranks + r`; absent before it arrives, while claimed, and after it is
+    /// taken.
     regions: Vec<Option<Region>>,
     parts: usize,
     claimed: usize,

@@ -100,6 +100,12 @@ impl LocalHostGroup {
     }
 }
 
+impl Drop for LocalHostGroup {
+    fn drop(&mut self) {
+        self.member.fail_in_panic();
+    }
+}
+
 impl HostGroup for LocalHostGroup {
     fn rank(&self) -> usize {
         self.member.rank

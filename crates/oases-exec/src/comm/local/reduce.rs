@@ -5,8 +5,8 @@ use std::ops::DerefMut;
 /// Elements that are summed over all ranks before the next ones: the first rank's stay in the nearest cache.
 const TILE: usize = if cfg!(miri) { 64 } else { 2048 };
 
-/// Makes every slice the sum of all, added in rank order: `((p0 + p1) + p2) + …`, element by element, so that the
-/// bits do not depend on how regions are cut or who does it when.
+/// Makes every slice the sum of all, added in rank order: `((p0 + p1) + p2) + …`, element by element, so that
+/// the bits do not depend on how regions are cut or who does it when.
 pub(super) fn sum_in_rank_order(parts: &mut [impl DerefMut<Target = [f32]>]) {
     let Some((first, rest)) = parts.split_first_mut() else { return };
     if let [second] = rest {

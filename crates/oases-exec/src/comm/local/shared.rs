@@ -1,4 +1,5 @@
-//! What the threads of a local group share: the board under one lock, who waits for what, and whether it has failed.
+//! What the threads of a local group share: the board under one lock, who waits for what, and whether it has
+//! failed.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -101,8 +102,8 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts a collective on the board. The last rank to start a small one does it on the spot, which takes less
-    /// time than to wake another thread.
+    /// Puts a collective on the board. The last rank to start a small one does it on the spot, which takes
+    /// less time than to wake another thread.
     pub(super) fn start(
         &self,
         rank: usize,

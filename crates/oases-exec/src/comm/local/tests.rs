@@ -1,7 +1,7 @@
 //! Tests of groups of threads: results, order, the link's time, and every way to fail.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc;
+use std::sync::{Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -156,6 +156,29 @@ fn several_collectives_in_flight_keep_their_order_and_their_regions() {
 }
 
 #[test]
+fn a_result_does_not_wait_for_the_others_to_sync() {
+    for (threads, len) in [(0, LARGE), (2, LARGE), (0, 3)] {
+        let options = LocalOptions { communication_threads: Some(threads), ..options() };
+        let (synced, wait_for_sync) = mpsc::channel();
+        let wait_for_sync = Mutex::new(wait_for_sync);
+        on_ranks(2, options, |mut communicator| {
+            if communicator.rank() == 0 {
+                let region = all_reduce(&mut communicator, len).unwrap();
+                assert!(*region == sum(2, len));
+                synced.send(()).unwrap();
+            } else {
+                // Rank 0 is asleep in its sync, most likely.
+                thread::sleep(Duration::from_millis(5));
+                let own = region(len, |i| value(1, i));
+                let ticket = communicator.start(Operation::AllReduceSum, Tag(0), own);
+                wait_for_sync.lock().unwrap().recv().unwrap();
+                assert!(*communicator.sync(ticket).unwrap() == sum(2, len));
+            }
+        });
+    }
+}
+
+#[test]
 fn the_link_takes_at_least_its_time_and_carries_one_collective_after_another() {
     let link = Link { bandwidth_bytes_per_s: 40e6, latency: Duration::from_micros(500) };
     let len = 10_000;
@@ -169,8 +192,8 @@ fn the_link_takes_at_least_its_time_and_carries_one_collective_after_another() {
         communicator.sync(gather).unwrap();
         (middle, begin.elapsed())
     });
-    // Over 2 ranks an all-reduce carries 40 kB in 1 ms and two hops, an all-gather half of both. A rank may read its
-    // clock before the other has started, which only makes the time longer.
+    // Over 2 ranks an all-reduce carries 40 kB in 1 ms and two hops, an all-gather half of both. A rank may
+    // read its clock before the other has started, which only makes the time longer.
     let expected = Duration::from_micros(2000);
     assert_eq!(link.duration(Operation::AllReduceSum, 4 * len, 2), expected);
     for (middle, end) in ends {
@@ -238,6 +261,17 @@ fn a_rank_that_leaves_panics_or_aborts_ends_the_others() {
     let errors = ends_of_waiting_ranks(|_communicator| panic!("on purpose"));
     assert_names_rank_1(&errors, "panicked");
 
+    // The handle of the host group alone, while the communicator lives on.
+    let errors = ends_of_waiting_ranks(|communicator| {
+        let host = communicator.host_group();
+        let _ = catch_unwind(AssertUnwindSafe(|| {
+            let _host = host;
+            panic!("on purpose");
+        }));
+        assert!(communicator.host_group().barrier().is_err());
+    });
+    assert_names_rank_1(&errors, "panicked");
+
     let errors = ends_of_waiting_ranks(|mut communicator| communicator.abort("no data"));
     assert_names_rank_1(&errors, "no data");
 
@@ -275,7 +309,7 @@ fn a_rank_may_leave_before_the_others_have_taken_their_results() {
 fn ranks_that_stay_away_end_in_a_timeout() {
     let timeout = Duration::from_millis(30);
     let (release, held) = mpsc::channel::<()>();
-    let held = std::sync::Mutex::new(held);
+    let held = Mutex::new(held);
     let late = |communicator: LocalCommunicator| {
         // Still a member, and still busy elsewhere.
         let _ = held.lock().unwrap().recv();

@@ -1,0 +1,198 @@
+//! Runs schedules over a group of ranks as threads and puts their shards together.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use oases_exec::arena::Arena;
+use oases_exec::comm::local::{LocalCommunicator, LocalOptions, group};
+use oases_exec::{AdamW, Backend, CpuBackend, Interpreter, Program, StepInputs};
+use oases_schedule::{Layout, Model, Parameter, Purpose, Request, Schedule, Span, Statics};
+
+/// A tensor for each parameter name, in full.
+pub(crate) type Tensors = BTreeMap<String, Vec<f32>>;
+
+/// Some steps of training.
+pub(crate) struct Run<'a> {
+    pub model: Model,
+    pub tensor: u32,
+    pub schedule: Schedule,
+    pub weights: &'a Tensors,
+    /// Tokens and targets of each step.
+    pub batches: Vec<(Vec<u32>, Vec<u32>)>,
+    pub hyper: AdamW,
+}
+
+/// What came out.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Outcome {
+    /// Mean loss per target of each step.
+    pub losses: Vec<f64>,
+    /// Gradient norm of each step.
+    pub norms: Vec<f64>,
+    /// Gradients of the last step.
+    pub gradients: Tensors,
+    /// Weights after the last step.
+    pub weights: Tensors,
+    pub arena_planned: u64,
+    pub arena_used: u64,
+}
+
+pub(crate) const HYPER: AdamW = AdamW {
+    learning_rate: 1e-2,
+    beta1: 0.9,
+    beta2: 0.95,
+    epsilon: 1e-8,
+    weight_decay: 0.1,
+    update: 1,
+    clip: 1.0,
+};
+
+pub(crate) fn request(model: &Model, tensor: u32, sequences: u32, micro: u32, sub: u32) -> Request {
+    Request {
+        layers: model.layers,
+        layout: Layout::uniform(tensor, Schedule::blocks(model.layers)),
+        micro_batches: micro,
+        sub_batches: sub,
+        sequences,
+    }
+}
+
+impl Run<'_> {
+    pub(crate) fn run(&self) -> Outcome {
+        let ranks = self.tensor as usize;
+        let statics = Statics::new(
+            &self.model,
+            self.tensor,
+            Purpose::Training,
+            self.schedule.batch(),
+            self.schedule.parts.len(),
+        );
+        let program =
+            Program::new(self.schedule.clone(), &statics, CpuBackend::workspace(&self.model, self.tensor));
+        let communicators = group(ranks, LocalOptions::default());
+        let shards: Vec<Shard> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..)
+                .zip(communicators)
+                .map(|(rank, communicator)| {
+                    let (statics, program) = (&statics, &program);
+                    scope.spawn(move || self.rank(rank, communicator, statics, program))
+                })
+                .collect();
+            threads.into_iter().map(|thread| thread.join().expect("a rank panicked")).collect()
+        });
+        for shard in &shards {
+            assert_eq!(shard.losses, shards[0].losses, "ranks of a group have one loss");
+            assert_eq!(shard.norms, shards[0].norms, "ranks of a group have one norm");
+        }
+        let whole = |pick: fn(&Shard) -> &Vec<Vec<f32>>| {
+            let parameters = statics.parameters.iter().enumerate();
+            parameters
+                .map(|(index, parameter)| {
+                    let parts: Vec<&[f32]> = shards.iter().map(|shard| &*pick(shard)[index]).collect();
+                    (parameter.name.clone(), assemble(parameter, &parts))
+                })
+                .collect()
+        };
+        Outcome {
+            losses: shards[0].losses.clone(),
+            norms: shards[0].norms.clone(),
+            gradients: whole(|shard| &shard.gradients),
+            weights: whole(|shard| &shard.weights),
+            arena_planned: program.plan.bytes.0,
+            arena_used: shards.iter().map(|shard| shard.arena_used).max().unwrap_or(0),
+        }
+    }
+
+    fn rank(
+        &self,
+        tp_rank: u32,
+        mut communicator: LocalCommunicator,
+        statics: &Statics,
+        program: &Program,
+    ) -> Shard {
+        let arena = Arena::new(program.plan.bytes.0 as usize).expect("a small arena");
+        let mut backend = CpuBackend::new(arena);
+        for (index, parameter) in statics.parameters.iter().enumerate() {
+            let local = cut(parameter, &self.weights[&parameter.name], tp_rank, self.tensor);
+            backend.write(statics.placed(index).weight, &local);
+        }
+        let mut interpreter = Interpreter::new(tp_rank, Instant::now());
+        let (mut losses, mut norms) = (Vec::new(), Vec::new());
+        for (step, (tokens, targets)) in self.batches.iter().enumerate() {
+            let bytes = tokens.len() * 4;
+            backend.write_tokens(Span { bytes, ..statics.tokens }, tokens);
+            backend.write_tokens(Span { bytes, ..statics.targets }, targets);
+            let inputs = StepInputs {
+                step: step as u32,
+                first_sample: 0,
+                loss_scale: 1.0 / targets.len() as f32,
+                dropout: true,
+                dropout_key: [11, 12],
+                update: Some(AdamW { update: step as u64 + 1, ..self.hyper }),
+            };
+            interpreter
+                .run(program, statics, &mut backend, &mut communicator, &inputs)
+                .expect("a sound group");
+            let mut parts = vec![0.0; program.schedule.parts.len()];
+            backend.read(Span { bytes: 4 * parts.len(), ..statics.losses }, &mut parts);
+            losses.push(parts.iter().map(|&loss| f64::from(loss)).sum::<f64>() / targets.len() as f64);
+            let mut norm = [0.0];
+            backend.read(statics.norm, &mut norm);
+            norms.push(f64::from(norm[0]).sqrt());
+        }
+        let mut all = |place: &dyn Fn(usize) -> Span| -> Vec<Vec<f32>> {
+            (0..statics.parameters.len())
+                .map(|index| {
+                    let span = place(index);
+                    let mut values = vec![0.0; span.bytes / 4];
+                    backend.read(span, &mut values);
+                    values
+                })
+                .collect()
+        };
+        let gradients = all(&|index| statics.placed(index).gradient);
+        let weights = all(&|index| statics.placed(index).weight);
+        Shard { losses, norms, gradients, weights, arena_used: backend.touched().0 }
+    }
+}
+
+struct Shard {
+    losses: Vec<f64>,
+    norms: Vec<f64>,
+    gradients: Vec<Vec<f32>>,
+    weights: Vec<Vec<f32>>,
+    arena_used: u64,
+}
+
+/// The part of a full tensor that a rank holds, with its padding.
+fn cut(parameter: &Parameter, full: &[f32], tp_rank: u32, tensor: u32) -> Vec<f32> {
+    let (rows, columns) = parameter.slice(tp_rank, tensor);
+    let mut local: Vec<f32> = rows
+        .flat_map(|row| columns.clone().map(move |column| row * parameter.columns + column))
+        .map(|element| full[element])
+        .collect();
+    local.resize(parameter.local_elements(tensor), 0.0);
+    local
+}
+
+/// The full tensor from the parts; where several ranks hold an element, they must agree.
+fn assemble(parameter: &Parameter, parts: &[&[f32]]) -> Vec<f32> {
+    let mut full: Vec<Option<f32>> = vec![None; parameter.elements()];
+    for (tp_rank, part) in (0..).zip(parts) {
+        let (rows, columns) = parameter.slice(tp_rank, parts.len() as u32);
+        let mut values = part.iter();
+        for row in rows {
+            for (column, value) in columns.clone().zip(&mut values) {
+                let element = &mut full[row * parameter.columns + column];
+                assert!(
+                    element.is_none_or(|other| other.to_bits() == value.to_bits()),
+                    "{}: replicas differ",
+                    parameter.name
+                );
+                *element = Some(*value);
+            }
+        }
+        assert!(values.all(|padding| *padding == 0.0), "{}: padding was written", parameter.name);
+    }
+    full.into_iter().map(|element| element.expect("the ranks cover every element")).collect()
+}

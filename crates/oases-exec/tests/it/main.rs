@@ -1,0 +1,6 @@
+//! Whole steps on the CPU backend: against float64, against each other, and against their memory plan.
+
+mod allocations;
+mod golden;
+mod harness;
+mod schedules;

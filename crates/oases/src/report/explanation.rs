@@ -1,0 +1,262 @@
+//! What `oases explain` shows: how a schedule is built, what it communicates, and what fills its memory.
+
+use std::fmt;
+
+use oases_schedule::{
+    BlockId, Bytes, CollectiveId, Instruction, Moment, PartId, Pass, Plan, Purpose, Request, Schedule,
+    Statics, Variant, Workspace, collective_bytes, plan,
+};
+use oases_schedule::{BufferKind, Flops, Model};
+use serde::Serialize;
+
+/// A schedule, explained.
+#[derive(Clone, Debug, Serialize)]
+pub struct Explanation {
+    /// Its name.
+    pub schedule: String,
+    /// Whose method it is.
+    pub description: String,
+    /// Parameters of the model.
+    pub parameters: u64,
+    /// TMP degree.
+    pub tensor: u32,
+    /// Sequences of each part of the batch.
+    pub parts: Vec<PartSize>,
+    /// Floating-point operations of the matrix products of a step, on one rank; recomputation included.
+    pub flops_per_rank: u64,
+    /// Collectives.
+    pub collectives: Collectives,
+    /// Memory of one rank.
+    pub memory: Memory,
+    /// The passes that built it.
+    pub passes: Vec<PassResult>,
+    /// The step, in the text form.
+    pub text: String,
+}
+
+/// A part of the batch.
+#[derive(Clone, Debug, Serialize)]
+pub struct PartSize {
+    /// Its name.
+    pub part: String,
+    /// Its sequences.
+    pub sequences: u32,
+}
+
+/// How often a step communicates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Collectives {
+    /// All-reduces of one layer for one part, in the forward pass.
+    pub per_layer_forward: usize,
+    /// The same, in recomputation.
+    pub per_layer_recompute: usize,
+    /// The same, in the backward pass.
+    pub per_layer_backward: usize,
+    /// All of a layer and part.
+    pub per_layer: usize,
+    /// All of a step.
+    pub per_step: usize,
+    /// Bytes that each rank hands over in a step.
+    pub bytes_per_step: u64,
+}
+
+/// What fills a rank's arena.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Memory {
+    /// Bytes of the arena: the highest byte that the step touches.
+    pub arena_bytes: u64,
+    /// Bytes alive at the peak, by kind; what is missing to `arena_bytes` is lost between buffers.
+    pub at_peak: Vec<MemoryKind>,
+    /// The instruction at which most is alive.
+    pub peak_instruction: String,
+}
+
+/// Bytes of one kind.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct MemoryKind {
+    /// What they hold.
+    pub kind: &'static str,
+    /// How many.
+    pub bytes: u64,
+}
+
+/// A schedule after one pass.
+#[derive(Clone, Debug, Serialize)]
+pub struct PassResult {
+    /// The pass.
+    pub name: &'static str,
+    /// What it does.
+    pub description: &'static str,
+    /// Instructions after it.
+    pub instructions: usize,
+    /// The text form after it; only where all passes are asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub text: Option<String>,
+}
+
+impl Explanation {
+    /// Explains the schedule of a variant; `every_pass` keeps the text after each pass.
+    pub fn new(
+        model: &Model,
+        variant: &Variant,
+        request: &Request,
+        workspace: Workspace,
+        every_pass: bool,
+    ) -> Explanation {
+        let trace = variant.trace(request);
+        let passes = trace.iter().map(|(pass, schedule)| PassResult {
+            name: pass.name,
+            description: pass.description,
+            instructions: schedule.instructions.len(),
+            text: every_pass.then(|| schedule.to_string()),
+        });
+        let passes = passes.collect();
+        let (_, schedule) = trace.last().expect("a variant has passes");
+        let tensor = request.layout.uniform_degree().expect("a layout of one degree");
+        let statics = Statics::new(model, tensor, Purpose::Training, schedule.batch(), schedule.parts.len());
+        let plan = plan(schedule, &statics, workspace);
+        Explanation {
+            schedule: schedule.name.clone(),
+            description: variant.description.to_owned(),
+            parameters: model.parameter_count(),
+            tensor,
+            parts: schedule
+                .parts
+                .iter()
+                .map(|part| PartSize { part: part.id.to_string(), sequences: part.sequences })
+                .collect(),
+            flops_per_rank: flops(model, schedule, tensor).0,
+            collectives: Collectives::count(schedule, &plan),
+            memory: Memory::at_peak(schedule, &statics, &plan),
+            passes,
+            text: schedule.to_string(),
+        }
+    }
+}
+
+impl Collectives {
+    fn count(schedule: &Schedule, plan: &Plan) -> Collectives {
+        let part = schedule.parts[0].id;
+        let of_layer = |pass| schedule.instructions.iter().filter(|i| starts_in_layer(i, pass, part)).count();
+        let [forward, recompute, backward] = [Pass::Forward, Pass::Recompute, Pass::Backward].map(of_layer);
+        let all =
+            || (0..schedule.instructions.len()).filter_map(|index| collective_bytes(schedule, plan, index));
+        Collectives {
+            per_layer_forward: forward,
+            per_layer_recompute: recompute,
+            per_layer_backward: backward,
+            per_layer: forward + recompute + backward,
+            per_step: all().count(),
+            bytes_per_step: all().sum::<Bytes>().0,
+        }
+    }
+}
+
+/// Whether the instruction starts a collective of layer 0 for this part, in this pass.
+fn starts_in_layer(instruction: &Instruction, wanted: Pass, of: PartId) -> bool {
+    let Instruction::Start { collective: CollectiveId::Block { pass, block, part }, .. } = *instruction
+    else {
+        return false;
+    };
+    pass == wanted && part == of && matches!(block, BlockId::Attn(0) | BlockId::Mlp(0))
+}
+
+fn flops(model: &Model, schedule: &Schedule, tensor: u32) -> Flops {
+    let of = |instruction: &Instruction| {
+        let (block, part, moment) = match *instruction {
+            Instruction::Forward { block, part, .. } => (block, part, Moment::Forward),
+            Instruction::Recompute { block, part, extent } => (block, part, Moment::from(extent)),
+            Instruction::Backward { block, part } => (block, part, Moment::Backward),
+            _ => return 0,
+        };
+        let sequences = schedule.sequences(part).unwrap_or(0) as usize;
+        model.flops(block, moment, sequences * model.sequence, tensor).0
+    };
+    Flops(schedule.instructions.iter().map(of).sum())
+}
+
+impl Memory {
+    fn at_peak(schedule: &Schedule, statics: &Statics, plan: &Plan) -> Memory {
+        let region = statics.region_bytes() as u64;
+        let inputs = statics.bytes as u64 - 4 * region;
+        let alive = plan.alive(plan.peak_instruction);
+        let mut at_peak = vec![
+            MemoryKind { kind: "weights", bytes: region },
+            MemoryKind { kind: "weight gradients", bytes: region },
+            MemoryKind { kind: "optimizer moments", bytes: 2 * region },
+            MemoryKind { kind: "tokens and losses", bytes: inputs },
+        ];
+        at_peak.extend(BufferKind::ALL.iter().map(|kind| MemoryKind {
+            kind: kind.name(),
+            bytes: alive.get(kind).copied().unwrap_or_default().0,
+        }));
+        Memory {
+            arena_bytes: plan.bytes.0,
+            at_peak,
+            peak_instruction: schedule.instructions[plan.peak_instruction].to_string(),
+        }
+    }
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "; {}: {}", self.schedule, self.description)?;
+        writeln!(f, ";")?;
+        for pass in &self.passes {
+            writeln!(
+                f,
+                ";   {:<18} {:>6} instructions   {}",
+                pass.name, pass.instructions, pass.description
+            )?;
+        }
+        let Collectives { per_layer_forward, per_layer_recompute, per_layer_backward, .. } = self.collectives;
+        writeln!(f, ";\n; collectives")?;
+        writeln!(
+            f,
+            ";   {} all-reduces per layer and sub-batch: {per_layer_forward} forward, {per_layer_recompute} recompute, \
+             {per_layer_backward} backward",
+            self.collectives.per_layer
+        )?;
+        writeln!(
+            f,
+            ";   {} per step, {} from each rank",
+            self.collectives.per_step,
+            Bytes(self.collectives.bytes_per_step)
+        )?;
+        writeln!(f, ";\n; memory of one rank, at `{}`", collapse(&self.memory.peak_instruction))?;
+        for MemoryKind { kind, bytes } in &self.memory.at_peak {
+            writeln!(f, ";   {kind:<22} {:>12}", Bytes(*bytes).to_string())?;
+        }
+        let sum: u64 = self.memory.at_peak.iter().map(|kind| kind.bytes).sum();
+        let gaps = self.memory.arena_bytes.saturating_sub(sum);
+        writeln!(f, ";   {:<22} {:>12}", "gaps between buffers", Bytes(gaps).to_string())?;
+        writeln!(
+            f,
+            ";   {:<22} {:>12}   ({} B)",
+            "arena",
+            Bytes(self.memory.arena_bytes).to_string(),
+            self.memory.arena_bytes
+        )?;
+        writeln!(
+            f,
+            ";\n; {} parameters, TMP degree {}, {:.3} TFLOP per step and rank\n",
+            self.parameters,
+            self.tensor,
+            self.flops_per_rank as f64 / 1e12
+        )?;
+        for pass in &self.passes {
+            if let Some(text) = &pass.text {
+                writeln!(f, "; after `{}`\n\n{text}", pass.name)?;
+            }
+        }
+        if self.passes.iter().all(|pass| pass.text.is_none()) {
+            f.write_str(&self.text)?;
+        }
+        Ok(())
+    }
+}
+
+/// Several spaces as one.
+fn collapse(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
