@@ -1,7 +1,7 @@
 //! The interpreter: one `match` from instruction to a short function. It never chooses; policy is in the schedule.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use oases_schedule::{
@@ -32,12 +32,10 @@ impl Program {
 
 /// A step that could not be finished, and where.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[error("{source} (at instruction {index}: `{instruction}`)")]
+#[error("{source} ({at})")]
 pub struct Interrupted {
-    /// Index of the instruction.
-    pub index: usize,
-    /// The instruction, printed.
-    pub instruction: String,
+    /// Where.
+    pub at: Position,
     /// Why.
     pub source: CommunicatorError,
 }
@@ -59,14 +57,35 @@ impl Timing {
     }
 }
 
-/// Where a rank is, for whoever must say so when it fails.
+/// Where a rank is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Position {
+    /// The step, from 0.
+    pub step: u32,
+    /// Index of the instruction in its schedule.
+    pub index: usize,
+    /// The instruction.
+    pub instruction: Instruction,
+}
+
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "step {}, instruction {}: `{}`", self.step + 1, self.index, self.instruction)
+    }
+}
+
+/// A view of where an interpreter is, for whoever must say so when its rank fails.
 #[derive(Clone, Debug, Default)]
-pub struct Progress(Arc<AtomicUsize>);
+pub struct Progress(Arc<Mutex<Option<Position>>>);
 
 impl Progress {
-    /// Index of the instruction that runs, or ran last.
-    pub fn instruction(&self) -> usize {
-        self.0.load(Ordering::Relaxed)
+    /// The instruction that runs, or ran last; `None` before the first.
+    pub fn position(&self) -> Option<Position> {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set(&self, position: Position) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(position);
     }
 }
 
@@ -121,15 +140,13 @@ impl Interpreter {
         self.timings.clear();
         self.timings.reserve(program.schedule.instructions.len());
         for (index, instruction) in program.schedule.instructions.iter().enumerate() {
-            self.progress.0.store(index, Ordering::Relaxed);
+            let at = Position { step: inputs.step, index, instruction: *instruction };
+            self.progress.set(at);
             assert!(self.panic_at != Some(index), "a panic was asked for");
             let start_ns = self.now_ns();
             let mut step =
                 Step { program, statics, backend, communicator, inputs, tp_rank: self.tp_rank, index };
-            step.execute(instruction, &mut self.in_flight).map_err(|source| {
-                let instruction = instruction.to_string();
-                Interrupted { index, instruction, source }
-            })?;
+            step.execute(instruction, &mut self.in_flight).map_err(|source| Interrupted { at, source })?;
             self.timings.push(Timing { start_ns, end_ns: self.now_ns() });
         }
         Ok(())

@@ -18,4 +18,4 @@ pub use backend::{
 };
 pub use cpu::backend::CpuBackend;
 pub use inputs::StepInputs;
-pub use interpreter::{Interpreter, Interrupted, Program, Progress, Timing};
+pub use interpreter::{Interpreter, Interrupted, Position, Program, Progress, Timing};

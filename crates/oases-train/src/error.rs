@@ -138,10 +138,12 @@ impl Error {
     /// What the user can do about it, where that is known.
     pub fn hint(&self) -> Option<&str> {
         match self {
-            Self::Configuration { hint, .. }
-            | Self::Data { hint, .. }
-            | Self::Checkpoint { hint, .. }
-            | Self::Rank { hint, .. } => hint.as_deref(),
+            Self::Configuration { hint, .. } | Self::Data { hint, .. } | Self::Checkpoint { hint, .. } => {
+                hint.as_deref()
+            }
+            Self::Rank { hint, .. } => {
+                Some(hint.as_deref().unwrap_or("the last checkpoint is intact; go on from it with --resume"))
+            }
             Self::InputOutput { source, .. } => hint_for(source.kind()),
             Self::NonFinite { .. } => {
                 Some("the last checkpoint is intact; resume with a lower learning rate or a lower clip")

@@ -98,7 +98,7 @@ fn start_ranks(
                 run_rank(&job, tp_rank, arena, communicator, interpreter, chronicle, checkpoint.as_deref())
             });
             let outcome =
-                catch_unwind(run).unwrap_or_else(|panic| Err(panicked(&job, tp_rank, &progress, &panic)));
+                catch_unwind(run).unwrap_or_else(|panic| Err(panicked(tp_rank, &progress, panic.as_ref())));
             // The follower may be gone already, if another rank's failure has ended the run.
             let _ = messages.send(Message::Ended(outcome));
         };
@@ -137,13 +137,13 @@ fn run_rank(
     rank.run(checkpoint)
 }
 
-fn panicked(job: &Job, tp_rank: usize, progress: &Progress, panic: &Box<dyn Any + Send>) -> Error {
-    let said =
-        panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
-    let index = progress.instruction();
-    let instruction = job.train.schedule.instructions.get(index).map(ToString::to_string).unwrap_or_default();
-    let said = said.unwrap_or("no message");
-    Error::rank(tp_rank, format!("panicked at instruction {index}, `{instruction}`: {said}"))
+fn panicked(tp_rank: usize, progress: &Progress, panic: &(dyn Any + Send)) -> Error {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let said = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+    match progress.position() {
+        Some(at) => Error::rank(tp_rank, format!("panicked at {at}: {said}")),
+        None => Error::rank(tp_rank, format!("panicked before its first instruction: {said}")),
+    }
 }
 
 /// Listens until all ranks have ended. When one fails, the others get [`GRACE`] to end; the first cause is the error.

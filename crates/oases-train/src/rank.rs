@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use oases_exec::comm::{Communicator, CommunicatorError, HostGroup};
 use oases_exec::philox::key_from_seed;
-use oases_exec::{AdamW, Backend, Interpreter, Program, StepInputs};
+use oases_exec::{AdamW, Backend, Interpreter, Interrupted, Program, StepInputs};
 use oases_schedule::{BlockId, Bytes, Role, Span};
 
 use crate::checkpoint::{Checkpoint, Checkpoints, Kind};
@@ -156,14 +156,8 @@ impl<B: Backend, C: Communicator<B::Region>, H: HostGroup> Rank<'_, B, C, H> {
         self.backend.write_tokens(Span { bytes, ..statics.tokens }, &self.batch.inputs);
         self.backend.write_tokens(Span { bytes, ..statics.targets }, &self.batch.targets);
         self.interpreter.run(program, statics, &mut self.backend, &mut self.communicator, inputs).map_err(
-            |interrupted| {
-                let at = format!(
-                    " (step {}, instruction {}: `{}`)",
-                    inputs.step + 1,
-                    interrupted.index,
-                    interrupted.instruction
-                );
-                Error::communicator(self.tp_rank as usize, &interrupted.source, &at)
+            |Interrupted { at, source }| {
+                Error::communicator(self.tp_rank as usize, &source, &format!(" ({at})"))
             },
         )
     }

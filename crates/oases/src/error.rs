@@ -54,6 +54,23 @@ impl fmt::Display for UserError {
 
 impl std::error::Error for UserError {}
 
+/// A run that failed through nobody's input, and what can be done about it. Exit code 1.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// What happened, in lower case, without a full stop.
+    pub message: String,
+    /// What to do about it.
+    pub hint: String,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Failure {}
+
 /// Standard output was closed by its reader, as `| head` does. Not a failure, but nothing more can be said.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutputClosed;
@@ -75,6 +92,11 @@ pub fn report(error: &anyhow::Error, terminal: &Terminal) -> ExitCode {
     if let Some(user_error) = error.downcast_ref::<UserError>() {
         terminal.write(&user_error.paragraphs(error_label, hint_label));
         return ExitCode::from(2);
+    }
+    if let Some(Failure { message, hint }) = error.downcast_ref::<Failure>() {
+        let text = UserError::new(message, hint).paragraphs(error_label, hint_label);
+        terminal.write(&text);
+        return ExitCode::FAILURE;
     }
     let chain: Vec<String> = error.chain().map(|cause| single_line(&cause.to_string())).collect();
     terminal.write(&format!("{error_label}: {}\n", chain.join(": ")));

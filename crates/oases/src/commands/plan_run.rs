@@ -6,7 +6,7 @@ use oases_schedule::{Model, Variant, Workspace};
 use oases_train::{Fault, OptimizerOptions, Options};
 
 use crate::config::RunConfig;
-use crate::error::UserError;
+use crate::error::{Failure, UserError};
 
 /// The model of a configuration.
 pub fn model(config: &RunConfig) -> Model {
@@ -67,15 +67,22 @@ pub fn options(config: &RunConfig, resume: bool, fault: Option<Fault>) -> Option
 /// Tells a training error to the user as what it is: something to mend, or a failure.
 pub fn told(error: oases_train::Error) -> anyhow::Error {
     use oases_train::Error;
-    match (&error, error.hint()) {
+    let message = error.to_string();
+    let hint = error.hint().map(str::to_owned);
+    match (&error, hint) {
         (
             Error::Configuration { .. }
             | Error::Data { .. }
             | Error::Checkpoint { .. }
             | Error::InputOutput { .. },
             hint,
-        ) => UserError::new(error.to_string(), hint.unwrap_or("`oases train --help` describes all keys"))
-            .into(),
-        (Error::Rank { .. } | Error::NonFinite { .. } | Error::Internal { .. }, _) => error.into(),
+        ) => {
+            let hint = hint.unwrap_or_else(|| "`oases train --help` describes all keys".to_owned());
+            UserError::new(message, hint).into()
+        }
+        (Error::Rank { .. } | Error::NonFinite { .. } | Error::Internal { .. }, Some(hint)) => {
+            Failure { message, hint }.into()
+        }
+        (Error::Rank { .. } | Error::NonFinite { .. } | Error::Internal { .. }, None) => error.into(),
     }
 }

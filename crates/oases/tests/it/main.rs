@@ -9,4 +9,5 @@ mod bad_configurations;
 mod bad_files;
 mod command_line;
 mod output;
+mod runs;
 mod support;

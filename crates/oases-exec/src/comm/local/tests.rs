@@ -12,7 +12,7 @@ use crate::arena::Arena;
 use crate::comm::{Call, CommunicatorError, HostGroup, HostOperation, probe};
 
 /// Long enough that no test waits for it unless it wants to.
-const PATIENT: Duration = Duration::from_secs(600);
+const PATIENT: Duration = Duration::from_secs(100);
 
 /// Elements of a region that is cut into several parts.
 const LARGE: usize = if cfg!(miri) { 200 } else { 100_000 };
@@ -257,6 +257,14 @@ fn a_rank_that_leaves_panics_or_aborts_ends_the_others() {
     assert_eq!(errors[0].to_string(), text);
     let text = "rank 1 failed (left the group) while rank 2 was in host barrier";
     assert_eq!(errors[1].to_string(), text);
+
+    // The communicator alone, while the host group's handle lives on.
+    let errors = ends_of_waiting_ranks(|communicator| {
+        let host = communicator.host_group();
+        drop(communicator);
+        assert!(host.barrier().is_err());
+    });
+    assert_names_rank_1(&errors, "left the group");
 
     let errors = ends_of_waiting_ranks(|_communicator| panic!("on purpose"));
     assert_names_rank_1(&errors, "panicked");

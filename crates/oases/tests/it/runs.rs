@@ -1,0 +1,284 @@
+//! Whole runs of the program: training, resuming, failing.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::support::{Folder, Outcome};
+
+/// A tiny model on a small text, with dropout, uneven sub-batches and two ranks.
+const CONFIGURATION: &str = r#"
+[model]
+family = "gpt"
+layers = 2
+hidden = 32
+heads = 4
+sequence = 16
+vocabulary = 256
+dropout = 0.1
+
+[data]
+text = ["text.txt"]
+validation = 0.1
+
+[parallel]
+tensor = 2
+
+[schedule]
+name = "oases"
+sub_batches = 2
+
+[train]
+steps = 12
+batch = 5
+learning_rate = 1e-2
+warmup = 2
+seed = 3
+eval_every = 4
+checkpoint_every = 4
+
+[run]
+dir = "run"
+timeout_s = 3
+"#;
+
+fn folder() -> Folder {
+    let folder = Folder::new();
+    folder.write("config.toml", CONFIGURATION);
+    let sentence = |n: usize| format!("The whale number {n} swam {} leagues to the east. ", n * n % 97);
+    folder.write("text.txt", (0..200).map(sentence).collect::<String>());
+    folder
+}
+
+fn train(folder: &Folder, more: &[&str]) -> Outcome {
+    folder.oases(&[&["train", "config.toml"], more].concat())
+}
+
+/// The lines of metrics.jsonl.
+fn metrics(folder: &Folder, run: &str) -> Vec<Value> {
+    let text = fs::read_to_string(folder.path().join(run).join("metrics.jsonl")).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn column(lines: &[Value], key: &str) -> Vec<f64> {
+    lines.iter().map(|line| line[key].as_f64().unwrap()).collect()
+}
+
+#[test]
+fn a_run_leaves_everything_in_its_folder() {
+    let folder = folder();
+    let outcome = train(&folder, &["--format", "json"]);
+    assert_eq!(outcome.code, 0, "{}", outcome.stderr);
+    let summary: Value = serde_json::from_str(&outcome.stdout).unwrap();
+    let file = fs::read_to_string(folder.path().join("run/summary.json")).unwrap();
+    assert_eq!(summary, serde_json::from_str::<Value>(&file).unwrap());
+    for key in [
+        "steps",
+        "tokens",
+        "train_loss",
+        "val_loss",
+        "seconds",
+        "tokens_per_s",
+        "step_ms",
+        "compute_ms",
+        "exposed_comm_ms",
+        "arena_bytes_planned",
+        "arena_bytes_used",
+        "tensor",
+    ] {
+        assert!(summary[key].is_number(), "{key}: {}", summary[key]);
+    }
+    assert_eq!(summary["schedule"], "oases");
+    assert_eq!(summary["steps"], 12);
+    assert_eq!(summary["tokens"], 12 * 5 * 16);
+    assert_eq!(summary["arena_bytes_planned"], summary["arena_bytes_used"]);
+
+    let lines = metrics(&folder, "run");
+    assert_eq!(column(&lines, "step"), (1..=12).map(f64::from).collect::<Vec<_>>());
+    for key in ["loss", "grad_norm", "lr", "step_ms", "exposed_comm_ms"] {
+        assert!(column(&lines, key).iter().all(|value| value.is_finite()), "{key}");
+    }
+    let losses = column(&lines, "loss");
+    assert!((5.0..6.5).contains(&losses[0]), "the first loss is near ln 256 = 5.55, not {}", losses[0]);
+    assert!(losses[11] < losses[0] - 0.5, "{losses:?}");
+    let evaluated =
+        lines.iter().filter(|line| line.get("val_loss").is_some()).map(|line| line["step"].as_u64());
+    assert_eq!(evaluated.collect::<Vec<_>>(), [Some(4), Some(8), Some(12)]);
+    for name in
+        ["config.toml", "checkpoints/step-00000008.safetensors", "checkpoints/step-00000012.safetensors"]
+    {
+        assert!(folder.path().join("run").join(name).is_file(), "{name}");
+    }
+    assert!(!folder.path().join("run/checkpoints/step-00000004.safetensors").exists(), "two are kept");
+}
+
+#[test]
+fn what_only_changes_the_order_of_work_changes_no_digit() {
+    let folder = folder();
+    let mut all = Vec::new();
+    for schedule in ["oases", "megatron", "none", "cross-pass"] {
+        let (name, dir) = (format!("schedule.name={schedule}"), format!("run.dir={schedule}"));
+        assert_eq!(train(&folder, &["--set", &name, "--set", &dir]).code, 0);
+        let lines = metrics(&folder, schedule);
+        let weights =
+            fs::read(folder.path().join(schedule).join("checkpoints/step-00000012.safetensors")).unwrap();
+        all.push((column(&lines, "loss"), column(&lines, "grad_norm"), weights));
+    }
+    assert!(all.iter().all(|run| *run == all[0]));
+}
+
+#[test]
+fn an_interrupted_run_goes_on_as_if_it_had_not_been() {
+    let folder = folder();
+    assert_eq!(train(&folder, &[]).code, 0);
+    let whole = column(&metrics(&folder, "run"), "loss");
+
+    let stopped = ["--set", "run.dir=stopped"];
+    let fault = folder
+        .command(&[&["train", "config.toml"], &stopped[..]].concat())
+        .env("OASES_FAULT", "panic:1:10")
+        .output();
+    assert!(!fault.unwrap().status.success());
+    assert_eq!(metrics(&folder, "stopped").len(), 9);
+    // Somebody may look at a run before it goes on; the copy resumes at another degree.
+    copy(&folder.path().join("stopped"), &folder.path().join("other"));
+
+    let resumed = train(&folder, &["--resume", "--set", "run.dir=stopped"]);
+    assert_eq!(resumed.code, 0, "{}", resumed.stderr);
+    assert!(resumed.stderr.contains("resuming from stopped/checkpoints/step-00000008"), "{}", resumed.stderr);
+    assert_eq!(column(&metrics(&folder, "stopped"), "loss"), whole, "bit-identical at the same degree");
+
+    for tensor in ["parallel.tensor=4", "parallel.tensor=1"] {
+        let dir = folder.path().join("other");
+        let fresh = folder.path().join("fresh");
+        copy(&dir, &fresh);
+        let outcome = train(&folder, &["--resume", "--set", "run.dir=fresh", "--set", tensor]);
+        assert_eq!(outcome.code, 0, "{}", outcome.stderr);
+        let losses = column(&metrics(&folder, "fresh"), "loss");
+        assert_eq!(losses.len(), 12);
+        for (found, expected) in losses.iter().zip(&whole) {
+            assert!((found / expected - 1.0).abs() <= 2e-5, "{tensor}: {found} instead of {expected}");
+        }
+        fs::remove_dir_all(fresh).unwrap();
+    }
+}
+
+fn copy(from: &std::path::Path, to: &std::path::Path) {
+    fs::create_dir_all(to.join("checkpoints")).unwrap();
+    for name in ["config.toml", "metrics.jsonl"] {
+        fs::copy(from.join(name), to.join(name)).unwrap();
+    }
+    for entry in fs::read_dir(from.join("checkpoints")).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), to.join("checkpoints").join(entry.file_name())).unwrap();
+    }
+}
+
+/// Runs with a fault; the end must come soon, on all ranks, with code 1.
+fn failing(folder: &Folder, fault: &str) -> String {
+    let began = Instant::now();
+    let output = folder.command(&["train", "config.toml"]).env("OASES_FAULT", fault).output().unwrap();
+    assert!(began.elapsed() < Duration::from_secs(30), "{fault} took {:?}", began.elapsed());
+    assert_eq!(output.status.code(), Some(1), "{fault}");
+    String::from_utf8(output.stderr).unwrap()
+}
+
+#[test]
+fn a_rank_that_panics_ends_the_run_and_is_named() {
+    let stderr = failing(&folder(), "panic:1:6");
+    assert!(stderr.contains("error: rank 1: panicked at step 6, instruction "), "{stderr}");
+}
+
+#[test]
+fn a_rank_that_hangs_ends_the_run_after_the_timeout() {
+    let stderr = failing(&folder(), "hang:1:6");
+    assert!(stderr.contains("error: rank 0: rank 0 timed out after 3s"), "{stderr}");
+    assert!(stderr.contains("waiting for rank 1"), "{stderr}");
+    assert!(stderr.contains("step 6, instruction "), "{stderr}");
+}
+
+#[test]
+fn a_loss_that_is_no_number_stops_the_run_before_a_checkpoint() {
+    let folder = folder();
+    let stderr = failing(&folder, "nan:0:6");
+    assert!(stderr.contains("step 6: ") && stderr.contains("training has diverged"), "{stderr}");
+    assert!(stderr.contains("hint: "), "{stderr}");
+    let names: Vec<_> = fs::read_dir(folder.path().join("run/checkpoints"))
+        .unwrap()
+        .map(|e| e.unwrap().file_name())
+        .collect();
+    assert_eq!(names, ["step-00000004.safetensors"]);
+    assert_eq!(train(&folder, &["--resume"]).code, 0, "the last good checkpoint is as it was");
+}
+
+#[test]
+fn a_checkpoint_of_another_model_is_refused() {
+    let folder = folder();
+    assert_eq!(train(&folder, &["--set", "train.steps=4"]).code, 0);
+    let outcome = train(&folder, &["--resume", "--set", "model.hidden=64"]);
+    assert_eq!(outcome.code, 2);
+    assert!(
+        outcome.stderr.contains("is of another model: ") && outcome.stderr.contains("hidden"),
+        "{}",
+        outcome.stderr
+    );
+}
+
+#[test]
+fn a_truncated_checkpoint_is_passed_over() {
+    let folder = folder();
+    assert_eq!(train(&folder, &["--set", "train.steps=8"]).code, 0);
+    let newest = folder.path().join("run/checkpoints/step-00000008.safetensors");
+    let bytes = fs::read(&newest).unwrap();
+    fs::write(&newest, &bytes[..bytes.len() / 2]).unwrap();
+    let outcome = train(&folder, &["--resume", "--set", "train.steps=9"]);
+    assert_eq!(outcome.code, 0, "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("passed over a newer checkpoint"), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("resuming from run/checkpoints/step-00000004"), "{}", outcome.stderr);
+}
+
+#[test]
+fn a_run_is_not_overwritten() {
+    let folder = folder();
+    assert_eq!(train(&folder, &["--set", "train.steps=4"]).code, 0);
+    let outcome = train(&folder, &[]);
+    assert_eq!(outcome.code, 2);
+    assert_eq!(
+        outcome.stderr,
+        "error: run already holds a run\n\nhint: go on with it by --resume, or choose another run.dir\n"
+    );
+    let outcome = train(&folder, &["--resume", "--set", "run.dir=nowhere"]);
+    assert_eq!(outcome.code, 2);
+}
+
+#[test]
+fn generation_is_deterministic_and_starts_with_the_prompt() {
+    let folder = folder();
+    assert_eq!(train(&folder, &[]).code, 0);
+    // Bytes: a model of bytes can write what is no text.
+    let generate = |seed| {
+        let arguments = ["generate", "run", "--prompt", "The whale", "--tokens", "40", "--seed", seed];
+        let output = folder.command(&arguments).output().unwrap();
+        assert!(output.status.success());
+        output.stdout
+    };
+    let first = generate("1");
+    assert!(first.starts_with(b"The whale"));
+    assert_eq!(first.len(), "The whale".len() + 40 + 1);
+    assert_eq!(first, generate("1"));
+    assert_ne!(first, generate("2"));
+}
+
+#[test]
+fn explain_counts_all_reduces() {
+    let folder = folder();
+    for (schedule, per_layer) in [("megatron", 6), ("cross-pass", 6), ("oases", 4), ("none", 4)] {
+        let name = format!("schedule.name={schedule}");
+        let outcome = folder.oases(&["explain", "config.toml", "--set", &name, "--format", "json"]);
+        let value: Value = serde_json::from_str(&outcome.stdout).unwrap();
+        assert_eq!(value["collectives"]["per_layer"], per_layer, "{schedule}");
+        let text = folder.oases(&["explain", "config.toml", "--set", &name]).stdout;
+        assert!(text.contains(&format!(";   {per_layer} all-reduces per layer and sub-batch: ")), "{text}");
+    }
+}
