@@ -11,6 +11,7 @@ pub mod comm;
 pub mod cpu;
 mod inputs;
 mod interpreter;
+pub mod null;
 pub mod philox;
 
 pub use backend::{

@@ -77,6 +77,11 @@ pub struct Operands {
 }
 
 impl Operands {
+    /// The places of all slots; empty ones among them.
+    pub fn spans(&self) -> impl Iterator<Item = Span> {
+        self.spans.iter().copied()
+    }
+
     /// The place of a slot; empty where the instruction has none.
     pub fn span(&self, slot: Slot) -> Span {
         self.spans[slot as usize]

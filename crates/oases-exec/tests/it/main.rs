@@ -3,4 +3,5 @@
 mod allocations;
 mod golden;
 mod harness;
+mod null;
 mod schedules;

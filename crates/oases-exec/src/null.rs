@@ -1,0 +1,118 @@
+//! A backend that computes nothing and lasts as long as it is told: the interpreter, the streams and the schedules without
+//! hardware. More ranks than processors distort real computation; sleeping ones they do not.
+
+use std::time::{Duration, Instant};
+
+use oases_schedule::{Bytes, Instruction, Operands, Span};
+
+use crate::arena::{Arena, ArenaError, Region};
+use crate::backend::{
+    Accumulate, AdamW, Attention, Backend, Dropout, Mat, ParameterState, Term, VocabularyShard,
+};
+use crate::comm::Link;
+
+/// Sleeps instead of computing.
+pub struct NullBackend<F> {
+    /// Virtual memory only: what is never touched costs nothing.
+    arena: Arena,
+    ranks: usize,
+    duration: F,
+    /// By how much earlier sleeps lasted too long; later ones are shorter by it.
+    overslept: Duration,
+    touched: usize,
+}
+
+/// Bytes of a planned buffer that stand for one byte handed to a communicator, so that the arithmetic of collectives costs
+/// next to nothing. The link must be scaled alike: [`scaled`].
+const SCALE: usize = 1024;
+
+/// The link on which the shrunken buffers of a [`NullBackend`] take as long as the real ones on `link`.
+pub fn scaled(link: Link) -> Link {
+    Link { bandwidth_bytes_per_s: link.bandwidth_bytes_per_s / SCALE as f64, ..link }
+}
+
+impl<F: FnMut(&Instruction, &Operands) -> Duration> NullBackend<F> {
+    /// A backend for one of `ranks` ranks, on an arena of this size, whose instructions last `duration`.
+    pub fn new(bytes: Bytes, ranks: usize, duration: F) -> Result<NullBackend<F>, ArenaError> {
+        let arena = Arena::new(bytes.0 as usize)?;
+        Ok(NullBackend { arena, ranks, duration, overslept: Duration::ZERO, touched: 0 })
+    }
+}
+
+impl<F: FnMut(&Instruction, &Operands) -> Duration> Backend for NullBackend<F> {
+    type Region = Region;
+
+    fn begin(&mut self, _: usize, instruction: &Instruction, operands: &Operands) {
+        for slot in operands.spans() {
+            self.touched = self.touched.max(slot.end());
+        }
+        let wanted = (self.duration)(instruction, operands);
+        if wanted.is_zero() {
+            return;
+        }
+        let began = Instant::now();
+        let rest = wanted.saturating_sub(self.overslept);
+        std::thread::sleep(rest);
+        // What is owed never grows past one instruction: a suspended process is no slow device.
+        self.overslept = (self.overslept + began.elapsed()).saturating_sub(wanted).min(wanted);
+    }
+
+    fn touched(&self) -> Bytes {
+        Bytes(self.touched as u64)
+    }
+
+    /// The head of the buffer stands for all of it, cut so that it still has a slot per rank.
+    fn lend(&mut self, span: Span) -> Region {
+        let unit = size_of::<f32>() * self.ranks;
+        let bytes = span.bytes.div_ceil(SCALE).next_multiple_of(unit).min(span.bytes);
+        self.arena.lend(Span { bytes, ..span })
+    }
+
+    fn give_back(&mut self, region: Region) {
+        self.arena.give_back(region);
+    }
+
+    fn write(&mut self, _: Span, _: &[f32]) {}
+
+    fn write_tokens(&mut self, _: Span, _: &[u32]) {}
+
+    fn read(&mut self, _: Span, values: &mut [f32]) {
+        values.fill(0.0);
+    }
+
+    fn matmul(&mut self, _: Mat, _: Mat, _: Mat, _: Span, _: Accumulate) {}
+
+    fn embed(&mut self, _: Span, _: Span, _: VocabularyShard, _: usize, _: Span) {}
+
+    fn embed_backward(&mut self, _: Span, _: Span, _: VocabularyShard, _: usize, _: Span, _: Accumulate) {}
+
+    fn join(&mut self, _: Span, _: Span, _: Term, _: usize, _: Option<Dropout>) {}
+
+    fn join_backward(&mut self, _: Span, _: Span, _: Span, _: usize, _: Option<Dropout>) {}
+
+    fn layer_norm(&mut self, _: Span, _: Span, _: Span, _: f32, _: Span, _: Span) {}
+
+    fn layer_norm_backward(&mut self, _: Span, _: Span, _: Span, _: Span, _: Span, _: Span, _: Accumulate) {}
+
+    fn attention(&mut self, _: Attention, _: Span, _: Span, _: Span, _: Span) {}
+
+    fn attention_backward(&mut self, _: Attention, _: Span, _: Span, _: Span, _: Span, _: Span, _: Span) {}
+
+    fn gelu(&mut self, _: Span, _: Span) {}
+
+    fn gelu_backward(&mut self, _: Span, _: Span) {}
+
+    fn bias_backward(&mut self, _: Span, _: Span, _: Accumulate) {}
+
+    fn positions_backward(&mut self, _: Span, _: Span, _: Accumulate) {}
+
+    fn logit_statistics(&mut self, _: Span, _: Span, _: VocabularyShard, _: Span) {}
+
+    fn cross_entropy(&mut self, _: Span, _: Span, _: Span, _: Span) {}
+
+    fn cross_entropy_backward(&mut self, _: Span, _: Span, _: Span, _: VocabularyShard, _: f32) {}
+
+    fn square_norm(&mut self, _: [Span; 2], _: Span) {}
+
+    fn adamw(&mut self, _: &ParameterState, _: Span, _: &AdamW) {}
+}
