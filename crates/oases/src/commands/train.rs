@@ -1,11 +1,14 @@
 //! `oases train`: trains a model and writes its run folder.
 
+use oases_schedule::Bytes;
 use oases_train::{Event, Job};
 
 use super::{plan_run, text_files};
 use crate::args::{Format, TrainArgs};
 use crate::config;
+use crate::doctor;
 use crate::environment::Environment;
+use crate::error::UserError;
 use crate::progress::{CheckpointReport, EvaluationReport, Progress, StepReport};
 use crate::terminal::{self, Terminal};
 
@@ -17,6 +20,8 @@ pub fn run(args: &TrainArgs, environment: &Environment, terminal: &Terminal) -> 
     oases_train::request(&options).map_err(plan_run::told)?;
     let workspace = plan_run::workspace(&options);
     let job = Job::prepare(options, workspace).map_err(plan_run::told)?;
+
+    check_memory(&job)?;
 
     let steps = config.train.steps;
     let mut progress: Option<Progress> = None;
@@ -44,6 +49,23 @@ pub fn run(args: &TrainArgs, environment: &Environment, terminal: &Terminal) -> 
             Ok(())
         }
     }
+}
+
+/// A run that would not fit is refused before anything is allocated or written.
+fn check_memory(job: &Job) -> Result<(), UserError> {
+    let Some(available) = doctor::available_memory() else { return Ok(()) };
+    let (arena, ranks) = (job.arena_bytes(), u64::from(job.options.tensor));
+    let needed = Bytes(arena.0.saturating_mul(ranks));
+    if needed.0 <= available {
+        return Ok(());
+    }
+    Err(UserError::new(
+        format!(
+            "the run needs {needed} ({arena} for each of {ranks} ranks); {} are available",
+            Bytes(available)
+        ),
+        "lower train.batch or raise schedule.micro_batches; `oases explain` shows what fills the memory",
+    ))
 }
 
 fn first_step(event: &Event) -> u64 {

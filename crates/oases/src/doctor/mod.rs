@@ -27,6 +27,11 @@ pub fn report(environment: &Environment) -> String {
     layout(&lines)
 }
 
+/// Bytes that this process can still have; `None` where the system does not tell.
+pub fn available_memory() -> Option<u64> {
+    system::available_memory(Path::new("/"))
+}
+
 fn target() -> String {
     let build = if cfg!(debug_assertions) { " (debug build: training is many times slower)" } else { "" };
     format!("{}-{}{build}", std::env::consts::ARCH, std::env::consts::OS)

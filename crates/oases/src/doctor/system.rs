@@ -38,17 +38,29 @@ fn meminfo_bytes(meminfo: &str, name: &str) -> Option<u64> {
     kibibytes.checked_mul(1024)
 }
 
+/// Bytes that this process can still have, as far as the system tells: what is available, within the limits of its
+/// control groups.
+pub(super) fn available_memory(root: &Path) -> Option<u64> {
+    let available = read(root, "/proc/meminfo").and_then(|meminfo| meminfo_bytes(&meminfo, "MemAvailable"));
+    let limit = read(root, "/proc/self/cgroup").and_then(|groups| memory_limit(root, &groups));
+    available.into_iter().chain(limit).min()
+}
+
+fn memory_limit(root: &Path, groups: &str) -> Option<u64> {
+    smallest(&folders(groups, "memory"), |folder| {
+        let value = read(root, &format!("{folder}/memory.max"))
+            .or_else(|| read(root, &format!("{folder}/memory.limit_in_bytes")))?;
+        // Version 1 writes a number near 2^63 where there is no limit, version 2 writes `max`.
+        value.trim().parse::<u64>().ok().filter(|bytes| *bytes < 1 << 60)
+    })
+}
+
 /// What the control groups of this process allow, over all that enclose it.
 fn limits(root: &Path) -> String {
     let Some(groups) = read(root, "/proc/self/cgroup") else {
         return "unknown (no /proc/self/cgroup)".to_string();
     };
-    let memory = smallest(&folders(&groups, "memory"), |folder| {
-        let value = read(root, &format!("{folder}/memory.max"))
-            .or_else(|| read(root, &format!("{folder}/memory.limit_in_bytes")))?;
-        // Version 1 writes a number near 2^63 where there is no limit, version 2 writes `max`.
-        value.trim().parse::<u64>().ok().filter(|bytes| *bytes < 1 << 60)
-    });
+    let memory = memory_limit(root, &groups);
     let cores = smallest(&folders(&groups, "cpu"), |folder| cpu_quota(root, folder));
     let memory =
         memory.map_or("no memory limit".to_string(), |bytes| format!("memory {}", bytes_text(bytes)));

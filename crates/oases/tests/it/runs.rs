@@ -282,3 +282,14 @@ fn explain_counts_all_reduces() {
         assert!(text.contains(&format!(";   {per_layer} all-reduces per layer and sub-batch: ")), "{text}");
     }
 }
+
+#[test]
+fn a_run_that_does_not_fit_into_memory_is_refused_before_it_starts() {
+    let folder = folder();
+    let sets = ["--set", "model.hidden=65536", "--set", "model.layers=96"];
+    let outcome = train(&folder, &sets);
+    assert_eq!(outcome.code, 2, "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("error: the run needs "), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("hint: lower train.batch"), "{}", outcome.stderr);
+    assert!(!folder.path().join("run").exists());
+}
