@@ -228,6 +228,8 @@ impl Entry {
         };
         let mut regions = self.regions;
         regions.clear();
+        // Room for any collective, so that an entry allocates the first time only.
+        regions.reserve(ranks * ranks.max(MAX_PARTS));
         regions.resize_with(parts * ranks, || None);
         Entry { regions, parts, first_rank, ..Entry::new(call, operation) }
     }
