@@ -6,7 +6,7 @@
 use super::simd::{exp, vectorized};
 
 /// 2·√(2/π).
-const SLOPE: f32 = 1.595_769_1;
+const SLOPE: f32 = 1.595_769_2;
 const CUBIC: f32 = 0.044_715;
 
 /// a = gelu(u). Overwrites `a_nm`; the backward pass needs `u_nm`.

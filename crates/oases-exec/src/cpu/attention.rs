@@ -7,7 +7,7 @@
 
 use super::Accumulate;
 use super::matmul::{Matrix, MatrixMut, matmul};
-use super::simd::{LANES, exp, max_of, sum_lanes, vectorized};
+use super::simd::{LANES, dot, exp, max_of, sum_lanes, vectorized};
 pub use oases_schedule::Mask;
 
 /// Query rows of a tile.
@@ -65,30 +65,42 @@ impl Attention {
         self.tokens() * self.heads
     }
 
-    /// Elements of workspace that [`attention`] needs.
+    /// Elements of workspace that [`attention`] needs: a tile of scores, its rows' maxima and sums, and the transposed keys
+    /// of a head.
     #[must_use]
     pub fn forward_workspace(&self) -> usize {
-        QUERIES * (KEYS.min(self.length) + 2)
+        self.tile_elements() + 2 * QUERIES + self.head_elements()
     }
 
-    /// Elements of workspace that [`attention_backward`] needs.
+    /// Elements of workspace that [`attention_backward`] needs: two tiles, a number for each row, and of a head the
+    /// transposed keys and values and the gradients of both.
     #[must_use]
     pub fn backward_workspace(&self) -> usize {
-        QUERIES * (2 * KEYS.min(self.length) + 1)
+        2 * self.tile_elements() + QUERIES + 4 * self.head_elements()
+    }
+
+    fn tile_elements(&self) -> usize {
+        QUERIES * KEYS.min(self.length)
+    }
+
+    /// Elements of the keys, or of the values, of one head in one sequence.
+    fn head_elements(&self) -> usize {
+        self.length * self.head_size
     }
 
     fn scale(&self) -> f32 {
         1.0 / (self.head_size as f32).sqrt()
     }
 
-    fn key_head(&self, head: usize) -> usize {
-        head * self.kv_heads / self.heads
+    /// Query heads that share a key head.
+    fn group(&self) -> usize {
+        self.heads / self.kv_heads
     }
 
     /// Where the rows of a sequence begin, and the columns of a query head, of its keys and of its values.
     fn offsets(&self, sequence: usize, head: usize) -> (usize, usize, usize) {
         let row = sequence * self.length * self.columns();
-        let kv = self.key_head(head);
+        let kv = head / self.group();
         let column = |head: usize| row + head * self.head_size;
         (column(head), column(self.heads + kv), column(self.heads + self.kv_heads + kv))
     }
@@ -145,12 +157,16 @@ pub fn attention(
 ) {
     shape.check(qkv_nf, o_ne, lse);
     let (f, e, d) = (shape.columns(), shape.output_columns(), shape.head_size);
-    let (scores, rest) = workspace.split_at_mut(QUERIES * KEYS.min(shape.length));
+    let (scores, rest) = workspace.split_at_mut(shape.tile_elements());
     let (max, rest) = rest.split_at_mut(QUERIES);
-    let sum = &mut rest[..QUERIES];
+    let (sum, rest) = rest.split_at_mut(QUERIES);
+    let keys_ds = &mut rest[..shape.head_elements()];
     for sequence in 0..shape.sequences {
         for head in 0..shape.heads {
             let (q, k, v) = shape.offsets(sequence, head);
+            if head.is_multiple_of(shape.group()) {
+                transpose(&qkv_nf[k..], f, d, keys_ds);
+            }
             for (first_query, queries) in shape.query_tiles() {
                 let q_td = Matrix::strided(&qkv_nf[q + first_query * f..], queries, d, f);
                 let out = (sequence * shape.length + first_query) * e + head * d;
@@ -159,10 +175,10 @@ pub fn attention(
                 sum.fill(0.0);
                 for tile in shape.key_tiles(first_query, queries) {
                     let keys = tile.keys;
-                    let k_kd = Matrix::strided(&qkv_nf[k + tile.first_key * f..], keys, d, f);
+                    let k_dk = Matrix::strided(&keys_ds[tile.first_key..], d, keys, shape.length);
                     let v_kd = Matrix::strided(&qkv_nf[v + tile.first_key * f..], keys, d, f);
                     let p = &mut scores[..queries * keys];
-                    matmul(MatrixMut::new(p, queries, keys), q_td, k_kd.t(), Accumulate::Overwrite);
+                    matmul(MatrixMut::new(p, queries, keys), q_td, k_dk, Accumulate::Overwrite);
                     online_softmax(p, tile, shape, max, sum, o_td, e);
                     let accumulate =
                         if tile.first_key == 0 { Accumulate::Overwrite } else { Accumulate::Add };
@@ -174,13 +190,39 @@ pub fn attention(
                     );
                 }
                 let first_lse = (sequence * shape.heads + head) * shape.length + first_query;
-                for (i, lse) in lse[first_lse..][..queries].iter_mut().enumerate() {
-                    *lse = max[i] + sum[i].ln();
-                    let inverse = 1.0 / sum[i];
-                    o_td[i * e..][..d].iter_mut().for_each(|o| *o *= inverse);
+                for ((lse, max), sum) in lse[first_lse..][..queries].iter_mut().zip(&*max).zip(&*sum) {
+                    *lse = max + sum.ln();
                 }
+                divide_rows(o_td, e, d, &sum[..queries]);
             }
         }
+    }
+}
+
+/// Overwrites `out_ds` with the transpose of a head's rows, which begin `stride` elements apart.
+fn transpose(rows: &[f32], stride: usize, d: usize, out_ds: &mut [f32]) {
+    const BLOCK: usize = 16;
+    let length = out_ds.len() / d;
+    for first in (0..length).step_by(BLOCK) {
+        for j in 0..d {
+            let out = &mut out_ds[j * length + first..][..BLOCK.min(length - first)];
+            for (i, out) in out.iter_mut().enumerate() {
+                *out = rows[(first + i) * stride + j];
+            }
+        }
+    }
+}
+
+/// Divides the i-th row of d elements by `divisors[i]`.
+fn divide_rows(rows: &mut [f32], stride: usize, d: usize, divisors: &[f32]) {
+    vectorized!(divide_rows_body(rows: &'a mut [f32], stride: usize, d: usize, divisors: &'a [f32]));
+}
+
+#[inline(always)]
+fn divide_rows_body(rows: &mut [f32], stride: usize, d: usize, divisors: &[f32]) {
+    for (row, divisor) in rows.chunks_mut(stride).zip(divisors) {
+        let inverse = 1.0 / divisor;
+        row[..d].iter_mut().for_each(|x| *x *= inverse);
     }
 }
 
@@ -213,11 +255,9 @@ fn online_softmax_body(
 ) {
     let scale = shape.scale();
     for (i, row) in p.chunks_exact_mut(tile.keys).enumerate() {
-        let (visible, masked) = row.split_at_mut(tile.visible(shape.mask, i));
-        masked.fill(0.0);
-        if visible.is_empty() {
+        let Some(visible) = visible_lanes(row, tile.visible(shape.mask, i), f32::NEG_INFINITY) else {
             continue;
-        }
+        };
         let new_max = max[i].max(scale * max_of(visible));
         let correction = exp(max[i] - new_max);
         sum[i] = sum[i] * correction + exponentials(visible, scale, new_max);
@@ -226,6 +266,16 @@ fn online_softmax_body(
             o[i * o_stride..][..shape.head_size].iter_mut().for_each(|o| *o *= correction);
         }
     }
+}
+
+/// Cuts a row of scores behind the visible ones and sets the rest to zero, but leaves whole vectors, filled up with `masked`, whose
+/// exponential is zero: elements behind the last whole vector cost 16 times as much. None if nothing is visible.
+#[inline(always)]
+fn visible_lanes(row: &mut [f32], visible: usize, masked: f32) -> Option<&mut [f32]> {
+    let (lanes, rest) = row.split_at_mut(visible.next_multiple_of(LANES).min(row.len()));
+    rest.fill(0.0);
+    lanes[visible..].fill(masked);
+    (visible > 0).then_some(lanes)
 }
 
 /// z becomes exp(scale·z − max); returns the sum.
@@ -261,17 +311,23 @@ pub fn attention_backward(
     shape.check(qkv_nf, o_ne, lse);
     assert!(do_ne.len() == o_ne.len() && dqkv_nf.len() == qkv_nf.len(), "a gradient has another shape");
     let (f, e, d) = (shape.columns(), shape.output_columns(), shape.head_size);
-    let tile_size = QUERIES * KEYS.min(shape.length);
-    let (scores, rest) = workspace.split_at_mut(tile_size);
-    let (dscores, rest) = rest.split_at_mut(tile_size);
-    let deltas = &mut rest[..QUERIES];
-    // The gradients of keys and values are sums over the query tiles.
-    for row in dqkv_nf.chunks_exact_mut(f) {
-        row[shape.heads * d..].fill(0.0);
-    }
+    let (scores, rest) = workspace.split_at_mut(shape.tile_elements());
+    let (dscores, rest) = rest.split_at_mut(shape.tile_elements());
+    let (deltas, rest) = rest.split_at_mut(QUERIES);
+    let (keys_ds, rest) = rest.split_at_mut(shape.head_elements());
+    let (values_ds, rest) = rest.split_at_mut(shape.head_elements());
+    // Sums over the query tiles, and over the query heads that share them.
+    let (dkeys_sd, rest) = rest.split_at_mut(shape.head_elements());
+    let dvalues_sd = &mut rest[..shape.head_elements()];
     for sequence in 0..shape.sequences {
         for head in 0..shape.heads {
             let (q, k, v) = shape.offsets(sequence, head);
+            if head.is_multiple_of(shape.group()) {
+                transpose(&qkv_nf[k..], f, d, keys_ds);
+                transpose(&qkv_nf[v..], f, d, values_ds);
+                dkeys_sd.fill(0.0);
+                dvalues_sd.fill(0.0);
+            }
             for (first_query, queries) in shape.query_tiles() {
                 let q_at = q + first_query * f;
                 let q_td = Matrix::strided(&qkv_nf[q_at..], queries, d, f);
@@ -279,31 +335,51 @@ pub fn attention_backward(
                 let do_td = Matrix::strided(&do_ne[out..], queries, d, e);
                 let first_lse = (sequence * shape.heads + head) * shape.length + first_query;
                 let lse = &lse[first_lse..][..queries];
-                for (i, delta) in deltas[..queries].iter_mut().enumerate() {
-                    let (o_d, do_d) = (&o_ne[out + i * e..][..d], &do_ne[out + i * e..][..d]);
-                    *delta = o_d.iter().zip(do_d).map(|(o, d)| o * d).sum();
-                }
+                let deltas = &mut deltas[..queries];
+                row_products(&o_ne[out..], &do_ne[out..], e, d, deltas);
                 for tile in shape.key_tiles(first_query, queries) {
-                    let keys = tile.keys;
-                    let (k_at, v_at) = (k + tile.first_key * f, v + tile.first_key * f);
-                    let k_kd = Matrix::strided(&qkv_nf[k_at..], keys, d, f);
-                    let v_kd = Matrix::strided(&qkv_nf[v_at..], keys, d, f);
+                    let (keys, first) = (tile.keys, tile.first_key);
+                    let k_dk = Matrix::strided(&keys_ds[first..], d, keys, shape.length);
+                    let v_dk = Matrix::strided(&values_ds[first..], d, keys, shape.length);
                     let p = &mut scores[..queries * keys];
                     let dp = &mut dscores[..queries * keys];
-                    matmul(MatrixMut::new(p, queries, keys), q_td, k_kd.t(), Accumulate::Overwrite);
-                    matmul(MatrixMut::new(dp, queries, keys), do_td, v_kd.t(), Accumulate::Overwrite);
+                    matmul(MatrixMut::new(p, queries, keys), q_td, k_dk, Accumulate::Overwrite);
+                    matmul(MatrixMut::new(dp, queries, keys), do_td, v_dk, Accumulate::Overwrite);
                     score_gradient(p, dp, tile, shape, lse, deltas);
                     let (p, ds) = (Matrix::new(p, queries, keys), Matrix::new(dp, queries, keys));
-                    let dv_kd = MatrixMut::strided(&mut dqkv_nf[v_at..], keys, d, f);
+                    let dv_kd = MatrixMut::new(&mut dvalues_sd[first * d..], keys, d);
                     matmul(dv_kd, p.t(), do_td, Accumulate::Add);
-                    let dk_kd = MatrixMut::strided(&mut dqkv_nf[k_at..], keys, d, f);
+                    let dk_kd = MatrixMut::new(&mut dkeys_sd[first * d..], keys, d);
                     matmul(dk_kd, ds.t(), q_td, Accumulate::Add);
-                    let accumulate =
-                        if tile.first_key == 0 { Accumulate::Overwrite } else { Accumulate::Add };
+                    let k_kd = Matrix::strided(&qkv_nf[k + first * f..], keys, d, f);
+                    let accumulate = if first == 0 { Accumulate::Overwrite } else { Accumulate::Add };
                     matmul(MatrixMut::strided(&mut dqkv_nf[q_at..], queries, d, f), ds, k_kd, accumulate);
                 }
             }
+            if (head + 1).is_multiple_of(shape.group()) {
+                copy_rows(dkeys_sd, d, &mut dqkv_nf[k..], f);
+                copy_rows(dvalues_sd, d, &mut dqkv_nf[v..], f);
+            }
         }
+    }
+}
+
+/// Writes rows of d elements to rows that begin `stride` elements apart.
+fn copy_rows(from: &[f32], d: usize, out: &mut [f32], stride: usize) {
+    for (from, out) in from.chunks_exact(d).zip(out.chunks_mut(stride)) {
+        out[..d].copy_from_slice(from);
+    }
+}
+
+/// The inner product of each row of x with that of y.
+fn row_products(x: &[f32], y: &[f32], stride: usize, d: usize, out: &mut [f32]) {
+    vectorized!(row_products_body(x: &'a [f32], y: &'a [f32], stride: usize, d: usize, out: &'a mut [f32]));
+}
+
+#[inline(always)]
+fn row_products_body(x: &[f32], y: &[f32], stride: usize, d: usize, out: &mut [f32]) {
+    for ((x, y), out) in x.chunks(stride).zip(y.chunks(stride)).zip(out) {
+        *out = dot(&x[..d], &y[..d]);
     }
 }
 
@@ -327,9 +403,12 @@ fn score_gradient_body(
     let rows = p.chunks_exact_mut(tile.keys).zip(dp.chunks_exact_mut(tile.keys));
     for (i, ((p, dp), (&lse, &delta))) in rows.zip(lse.iter().zip(deltas)).enumerate() {
         let visible = tile.visible(shape.mask, i);
-        p[visible..].fill(0.0);
-        dp[visible..].fill(0.0);
-        for (p, dp) in p[..visible].iter_mut().zip(&mut dp[..visible]) {
+        let (Some(p), Some(dp)) =
+            (visible_lanes(p, visible, f32::NEG_INFINITY), visible_lanes(dp, visible, 0.0))
+        else {
+            continue;
+        };
+        for (p, dp) in p.iter_mut().zip(dp) {
             *p = exp(p.mul_add(scale, -lse));
             *dp = *p * (*dp - delta) * scale;
         }

@@ -10,9 +10,9 @@ use pulp::{Arch, Simd, WithSimd};
 use std::cell::RefCell;
 
 /// Elements of the inner dimension in one block; also where the chain of additions of an element is cut.
-const DEPTH: usize = 256;
+const DEPTH: usize = 512;
 /// Columns of b in one block, which stays in the second-level cache.
-const BLOCK_COLS: usize = 1024;
+const BLOCK_COLS: usize = 512;
 /// Panels of a that are copied together, so that a transposed a is read in long pieces.
 const PANELS: usize = 8;
 /// A cache line in elements, to which the copies are aligned.
@@ -102,7 +102,14 @@ impl Product<'_> {
                 for first_row in (0..m).step_by(PANELS * ROWS) {
                     let rows = (PANELS * ROWS).min(m - first_row);
                     if self.a.transposed {
-                        by_columns::<ROWS>(a_space.as_chunks_mut().0, self.a, first_row, rows, first_k, depth);
+                        by_columns::<ROWS>(
+                            a_space.as_chunks_mut().0,
+                            self.a,
+                            first_row,
+                            rows,
+                            first_k,
+                            depth,
+                        );
                     } else {
                         by_rows(a_space.as_chunks_mut().0, self.a, first_row, rows, first_k, depth);
                     }
@@ -154,9 +161,9 @@ fn sweep<S: Simd, const ROWS: usize, const VECTORS: usize, const COLS: usize>(
     a: impl Fn(usize, usize) -> f32 + Copy,
 ) {
     match place.rows {
-        ..=2 => tiles::<S, 2, VECTORS, COLS>(simd, c, place, b_block, depth, start, a),
-        ..=4 => tiles::<S, 4, VECTORS, COLS>(simd, c, place, b_block, depth, start, a),
-        ..=8 if ROWS > 8 => tiles::<S, 8, VECTORS, COLS>(simd, c, place, b_block, depth, start, a),
+        0..=2 => tiles::<S, 2, VECTORS, COLS>(simd, c, place, b_block, depth, start, a),
+        3..=4 => tiles::<S, 4, VECTORS, COLS>(simd, c, place, b_block, depth, start, a),
+        5..=8 if ROWS > 8 => tiles::<S, 8, VECTORS, COLS>(simd, c, place, b_block, depth, start, a),
         _ => tiles::<S, ROWS, VECTORS, COLS>(simd, c, place, b_block, depth, start, a),
     }
 }
@@ -202,13 +209,38 @@ fn by_columns<const WIDTH: usize>(
     }
     for (panel, first) in panels.chunks_mut(depth).zip((0..rows).step_by(WIDTH)) {
         // A line of each row at a time: a whole row would write to more lines than the first-level cache has.
+        let count = WIDTH.min(rows - first);
         for (out, first_k) in panel.chunks_mut(LINE).zip((first_k..).step_by(LINE)) {
-            for i in 0..WIDTH.min(rows - first) {
-                let from = &x.data[(row + first + i) * x.stride + first_k..][..out.len()];
-                for (out, &x) in out.iter_mut().zip(from) {
+            let length = out.len();
+            let from = |i: usize| &x.data[(row + first + i) * x.stride + first_k..][..length];
+            let mut i = 0;
+            while i + 4 <= count {
+                transpose_four(out, i, [from(i), from(i + 1), from(i + 2), from(i + 3)]);
+                i += 4;
+            }
+            for i in i..count {
+                for (out, &x) in out.iter_mut().zip(&x.data[(row + first + i) * x.stride + first_k..]) {
                     out[i] = x;
                 }
             }
+        }
+    }
+}
+
+/// Columns i to i + 3 of the output are four rows. Written so that the optimizer sees four-by-four transpositions in registers.
+#[inline(always)]
+fn transpose_four<const WIDTH: usize>(out: &mut [[f32; WIDTH]], i: usize, rows: [&[f32]; 4]) {
+    let rows = rows.map(|row| row.as_chunks::<4>());
+    let (fours, rest) = out.as_chunks_mut::<4>();
+    for (k, out) in fours.iter_mut().enumerate() {
+        let [a, b, c, d] = rows.map(|(fours, _)| fours[k]);
+        for (j, out) in out.iter_mut().enumerate() {
+            out[i..i + 4].copy_from_slice(&[a[j], b[j], c[j], d[j]]);
+        }
+    }
+    for (k, out) in rest.iter_mut().enumerate() {
+        for (out, (_, rest)) in out[i..].iter_mut().zip(rows) {
+            *out = rest[k];
         }
     }
 }
@@ -286,7 +318,41 @@ fn store_part(out: &mut [f32], sums: &[f32], start: Start<'_>, col: usize) {
         Start::Zero => out.copy_from_slice(&sums[..out.len()]),
         Start::Existing => out.iter_mut().zip(sums).for_each(|(out, sum)| *out += sum),
         Start::Bias(bias) => {
-            out.iter_mut().zip(sums.iter().zip(&bias[col..])).for_each(|(out, (sum, bias))| *out = bias + sum);
+            out.iter_mut()
+                .zip(sums.iter().zip(&bias[col..]))
+                .for_each(|(out, (sum, bias))| *out = bias + sum);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::reference::random;
+    use super::*;
+
+    /// c = bias + a·b with one instruction set.
+    fn with<S: Simd>(simd: S, a: Matrix<'_>, b: Matrix<'_>, bias: &[f32]) -> Vec<f32> {
+        let mut c = vec![9.0; a.rows * b.cols];
+        let start = Start::Bias(bias);
+        let c_view = MatrixMut::new(&mut c, a.rows, b.cols);
+        simd.vectorize(Product { c: c_view, a, b, start, copies: &mut Vec::new() });
+        c
+    }
+
+    #[test]
+    fn every_instruction_set_gives_the_same_bits() {
+        let (m, n, k) = (33, 75, DEPTH + 9);
+        let (a, b, bias) = (random(1, m * k), random(2, n * k), random(3, n));
+        let transposed = (Matrix::new(&a, k, m).t(), Matrix::new(&b, k, n));
+        let plain = (Matrix::new(&a, m, k), Matrix::new(&b, n, k).t());
+        for (a, b) in [transposed, plain] {
+            let mut c = vec![9.0; m * n];
+            product(MatrixMut::new(&mut c, m, n), a, b, Start::Bias(&bias));
+            assert_eq!(with(pulp::Scalar, a, b, &bias), c);
+            #[cfg(target_arch = "x86_64")]
+            if let Some(simd) = pulp::x86::V3::try_new() {
+                assert_eq!(with(simd, a, b, &bias), c);
+            }
         }
     }
 }

@@ -78,6 +78,19 @@ pub(super) fn sum_of(x: &[f32], f: impl Fn(f32) -> f32) -> f32 {
     tail.iter().fold(sum_lanes(lanes), |sum, &x| sum + f(x))
 }
 
+/// The inner product of two slices of one length.
+#[inline(always)]
+pub(super) fn dot(x: &[f32], y: &[f32]) -> f32 {
+    let ((x, x_tail), (y, y_tail)) = (x.as_chunks::<LANES>(), y.as_chunks::<LANES>());
+    let mut lanes = [0.0; LANES];
+    for (x, y) in x.iter().zip(y) {
+        for i in 0..LANES {
+            lanes[i] = x[i].mul_add(y[i], lanes[i]);
+        }
+    }
+    x_tail.iter().zip(y_tail).fold(sum_lanes(lanes), |sum, (&x, &y)| x.mul_add(y, sum))
+}
+
 /// The largest element of a slice, negative infinity when it is empty.
 #[inline(always)]
 pub(super) fn max_of(x: &[f32]) -> f32 {
@@ -148,6 +161,7 @@ mod tests {
         for length in 0..70 {
             let x: Vec<f32> = (0..length).map(|i| i as f32).collect();
             assert_eq!(sum_of(&x, |x| x), x.iter().sum::<f32>());
+            assert_eq!(dot(&x, &x), x.iter().map(|x| x * x).sum::<f32>());
             assert_eq!(max_of(&x), length as f32 - if length == 0 { f32::INFINITY } else { 1.0 });
         }
     }
