@@ -60,6 +60,8 @@ const CLOCKS: &[&str] = &[
     "crates/oases-exec/src/null",
     // Step times, evaluation times, and the whole run.
     "crates/oases-train/src/rank.rs",
+    // Steps of schedules that are compared.
+    "crates/oases-train/src/trial.rs",
     // How long a rank may keep the others waiting.
     "crates/oases-train/src/launch.rs",
     // Time left.

@@ -113,6 +113,11 @@ impl Interpreter {
         }
     }
 
+    /// The same, with times that count from now.
+    pub fn from_now(tp_rank: u32) -> Interpreter {
+        Interpreter::new(tp_rank, Instant::now())
+    }
+
     /// A view of where this interpreter is.
     pub fn progress(&self) -> Progress {
         self.progress.clone()

@@ -2,8 +2,6 @@
 //!
 //! Every token runs the whole window again. Attention is causal, so what stands behind the last token has no effect.
 
-use std::time::Instant;
-
 use oases_exec::arena::Arena;
 use oases_exec::comm::local::{LocalCommunicator, LocalOptions, group};
 use oases_exec::{Backend, CpuBackend, Interpreter, Program, StepInputs};
@@ -62,7 +60,7 @@ impl Generator {
             program,
             backend,
             communicator,
-            interpreter: Interpreter::new(0, Instant::now()),
+            interpreter: Interpreter::from_now(0),
         })
     }
 

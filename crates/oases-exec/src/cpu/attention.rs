@@ -7,7 +7,7 @@
 
 use super::Accumulate;
 use super::matmul::{Matrix, MatrixMut, matmul};
-use super::simd::{LANES, dot, exp, max_of, sum_lanes, vectorized};
+use super::simd::{LANES, dot, exp, max_of, sum_lanes, sum_of, vectorized};
 pub use oases_schedule::Mask;
 
 /// Query rows of a tile.
@@ -38,6 +38,8 @@ struct Tile {
     first_query: usize,
     first_key: usize,
     keys: usize,
+    /// Whether its rows see no keys besides these.
+    only: bool,
 }
 
 impl Attention {
@@ -120,6 +122,7 @@ impl Attention {
             first_query,
             first_key,
             keys: KEYS.min(keys - first_key),
+            only: keys <= KEYS,
         })
     }
 
@@ -408,9 +411,15 @@ fn score_gradient_body(
         else {
             continue;
         };
-        for (p, dp) in p.iter_mut().zip(dp) {
+        for (p, dp) in p.iter_mut().zip(dp.iter_mut()) {
             *p = exp(p.mul_add(scale, -lse));
-            *dp = *p * (*dp - delta) * scale;
+            *dp -= delta;
+        }
+        // A row of ds sums to zero in exact arithmetic, and the gradient of a key bias is nothing but these sums. Where the whole
+        // row is at hand, what the rounding of o has left in its mean is taken out as well.
+        let mean = if tile.only { dot(p, dp) / sum_of(p, |p| p) } else { 0.0 };
+        for (p, dp) in p.iter().zip(dp) {
+            *dp = *p * (*dp - mean) * scale;
         }
     }
 }

@@ -12,13 +12,15 @@ use oases_schedule::{CollectiveId, Instruction, Model, Purpose, Statics, Workspa
 
 use crate::harness::{HYPER, request};
 
-/// Instructions that each rank ran, and when.
+/// The instructions that a rank ran, and when.
+type Trace = (Vec<Instruction>, Vec<Timing>);
+
 fn run(
     variant: &oases_schedule::Variant,
     ranks: u32,
     link: Option<Link>,
     duration: Duration,
-) -> (Program, Vec<(Vec<Instruction>, Vec<Timing>)>) {
+) -> (Program, Vec<Trace>) {
     let model = Model::gpt(2, 64, 8, 32, 100);
     let schedule = variant.build(&request(&model, ranks, 4, 1, 2));
     let statics = Statics::new(&model, ranks, Purpose::Training, schedule.batch(), schedule.parts.len());

@@ -49,11 +49,15 @@ impl Case {
     }
 }
 
-fn bits(outcome: &Outcome) -> (Vec<u64>, Vec<u64>, Vec<(String, Vec<u32>)>) {
-    let f64s = |values: &[f64]| values.iter().map(|value| value.to_bits()).collect();
+/// The bits of each tensor.
+type Bits = Vec<(String, Vec<u32>)>;
+
+/// Losses, norms and final weights, as bits.
+fn bits(outcome: &Outcome) -> (Vec<u64>, Bits) {
+    let scalars = outcome.losses.iter().chain(&outcome.norms).map(|value| value.to_bits()).collect();
     let tensors = outcome.weights.iter();
     let weights = tensors.map(|(name, w)| (name.clone(), w.iter().map(|x| x.to_bits()).collect())).collect();
-    (f64s(&outcome.losses), f64s(&outcome.norms), weights)
+    (scalars, weights)
 }
 
 /// Dropout on, uneven sub-batches, several micro-batches, vocabulary that does not divide.
