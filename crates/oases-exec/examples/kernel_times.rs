@@ -3,17 +3,17 @@
 //! The kernels run in the order of a step, each on its own arrays, so that the caches are in the state that they
 //! have in training. Printed are the best and the median time per step over the given number of steps (first argument, 7).
 
-use oases_exec::cpu::Accumulate::{Add, Overwrite};
-use oases_exec::cpu::attention::{Attention, Mask, attention, attention_backward};
-use oases_exec::cpu::cross_entropy::{
-    STATISTICS, VocabularyShard, combine, cross_entropy_backward, statistics,
-};
+use oases_exec::cpu::attention::{attention, attention_backward};
+use oases_exec::cpu::cross_entropy::{STATISTICS, combine, cross_entropy_backward, statistics};
 use oases_exec::cpu::matmul::{Matrix, MatrixMut, matmul, matmul_bias};
 use oases_exec::cpu::norm::{layer_norm, layer_norm_backward};
-use oases_exec::cpu::optimizer::{AdamW, adamw};
+use oases_exec::cpu::optimizer::{Update, adamw};
 use oases_exec::cpu::residual::{RowTerm, add, bias_gradient, join, positions_gradient};
 use oases_exec::cpu::{activation, embedding};
+use oases_exec::operators::Accumulate::{Add, Overwrite};
+use oases_exec::operators::{Attention, VocabularyShard};
 use oases_exec::philox::{Normal, block};
+use oases_schedule::Mask;
 use std::collections::BTreeMap;
 use std::time::Instant;
 
@@ -235,7 +235,7 @@ fn main() {
         t.time("embed", || embedding::embed_backward(&tokens, &g, 0, h, &mut table.g, Add));
         let backward = begin.elapsed().as_secs_f64();
 
-        let update = AdamW {
+        let update = Update {
             learning_rate: 3e-4,
             beta1: 0.9,
             beta2: 0.95,

@@ -9,78 +9,7 @@
 
 use oases_schedule::{Bytes, Instruction, Operands, Span};
 
-/// A matrix in the arena, possibly seen transposed.
-#[derive(Clone, Copy, Debug)]
-pub struct Mat {
-    /// Where it lies, row-major and without gaps.
-    pub span: Span,
-    /// Rows as stored.
-    pub rows: usize,
-    /// Columns as stored.
-    pub columns: usize,
-    /// Whether the product uses its transpose.
-    pub transposed: bool,
-}
-
-impl Mat {
-    /// A matrix as stored.
-    pub fn new(span: Span, rows: usize, columns: usize) -> Mat {
-        Mat { span, rows, columns, transposed: false }
-    }
-
-    /// Its transpose.
-    pub fn t(self) -> Mat {
-        Mat { transposed: !self.transposed, ..self }
-    }
-}
-
-pub use crate::cpu::Accumulate;
-pub use crate::cpu::attention::Attention;
-pub use crate::cpu::cross_entropy::VocabularyShard;
-pub use crate::cpu::residual::Dropout;
-
-/// What is added to a reduced output before dropout.
-#[derive(Clone, Copy, Debug)]
-pub enum Term {
-    /// Nothing.
-    None,
-    /// A vector, to every row. `[h]`
-    Bias(Span),
-    /// A row per position. `[S, h]`
-    Positions(Span),
-}
-
-/// Hyper-parameters of AdamW for one step; Loshchilov and Hutter, arXiv 1711.05101, algorithm 2.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AdamW {
-    /// Learning rate of this step.
-    pub learning_rate: f32,
-    /// Decay of the first moment.
-    pub beta1: f32,
-    /// Decay of the second moment.
-    pub beta2: f32,
-    /// Added to the root of the second moment.
-    pub epsilon: f32,
-    /// Decoupled decay of matrices.
-    pub weight_decay: f32,
-    /// Number of the update, from 1, for the bias corrections.
-    pub update: u64,
-    /// Largest norm of the gradient; larger ones are scaled down to it. Infinite for none.
-    pub clip: f32,
-}
-
-/// The four tensors of a parameter.
-#[derive(Clone, Copy, Debug)]
-pub struct ParameterState {
-    /// Values.
-    pub weight: Span,
-    /// Gradient.
-    pub gradient: Span,
-    /// First and second moment.
-    pub moments: [Span; 2],
-    /// Whether weight decay applies.
-    pub decays: bool,
-}
+use crate::operators::{Accumulate, AdamW, Attention, Dropout, Mat, ParameterState, Term, VocabularyShard};
 
 /// A device. See the [module](self) for the order of effects.
 pub trait Backend {

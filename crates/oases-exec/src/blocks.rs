@@ -6,8 +6,9 @@
 
 use oases_schedule::{BlockId, Extent, Model, Operands, Role, Slot, Span, Statics};
 
-use crate::backend::{Accumulate, Attention, Backend, Dropout, Mat, Term, VocabularyShard};
+use crate::backend::Backend;
 use crate::inputs::StepInputs;
+use crate::operators::{Accumulate, Attention, Dropout, Mat, Term, VocabularyShard};
 
 /// An instruction on a block, about to be executed on one rank.
 pub(crate) struct BlockCall<'a, B> {

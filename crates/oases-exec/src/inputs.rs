@@ -1,6 +1,6 @@
 //! What the host decides before a step: everything in it that is not in the schedule.
 
-use crate::backend::AdamW;
+use crate::operators::AdamW;
 
 /// Host values of one step, the same on all ranks of a TMP group.
 #[derive(Clone, Debug, PartialEq)]

@@ -8,10 +8,11 @@ use oases_schedule::{
     BlockId, CollectiveId, CollectiveKind, Instruction, Plan, Schedule, Slot, Span, Statics, Workspace, plan,
 };
 
-use crate::backend::{Backend, ParameterState};
+use crate::backend::Backend;
 use crate::blocks::BlockCall;
 use crate::comm::{Communicator, CommunicatorError, Operation, Tag, Ticket};
 use crate::inputs::StepInputs;
+use crate::operators::ParameterState;
 
 /// A schedule with its memory plan, ready to run.
 #[derive(Clone, Debug)]

@@ -12,11 +12,11 @@ pub mod cpu;
 mod inputs;
 mod interpreter;
 pub mod null;
+pub mod operators;
 pub mod philox;
 
-pub use backend::{
-    Accumulate, AdamW, Attention, Backend, Dropout, Mat, ParameterState, Term, VocabularyShard,
-};
+pub use backend::Backend;
 pub use cpu::backend::CpuBackend;
 pub use inputs::StepInputs;
 pub use interpreter::{Interpreter, Interrupted, Position, Program, Progress, Timing};
+pub use operators::AdamW;

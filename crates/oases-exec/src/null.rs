@@ -6,10 +6,9 @@ use std::time::{Duration, Instant};
 use oases_schedule::{Bytes, Instruction, Operands, Span};
 
 use crate::arena::{Arena, ArenaError, Region};
-use crate::backend::{
-    Accumulate, AdamW, Attention, Backend, Dropout, Mat, ParameterState, Term, VocabularyShard,
-};
+use crate::backend::Backend;
 use crate::comm::Link;
+use crate::operators::{Accumulate, AdamW, Attention, Dropout, Mat, ParameterState, Term, VocabularyShard};
 
 /// Sleeps instead of computing.
 pub struct NullBackend<F> {

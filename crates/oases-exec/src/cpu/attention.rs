@@ -5,32 +5,15 @@
 //! array of f = (q + 2k)·d columns: the query heads, then the key heads, then the value heads. Query head i
 //! uses key head i·k/q (Ainslie et al. 2023, arXiv 2305.13245).
 
-use super::Accumulate;
 use super::matmul::{Matrix, MatrixMut, matmul};
 use super::simd::{LANES, dot, exp, max_of, sum_lanes, sum_of, vectorized};
-pub use oases_schedule::Mask;
+use crate::operators::{Accumulate, Attention};
+use oases_schedule::Mask;
 
 /// Query rows of a tile.
 const QUERIES: usize = 64;
 /// Keys of a tile.
 const KEYS: usize = 256;
-
-/// The shape of an attention call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Attention {
-    /// Sequences, each of `length` tokens.
-    pub sequences: usize,
-    /// Tokens of a sequence.
-    pub length: usize,
-    /// Query heads.
-    pub heads: usize,
-    /// Key and value heads; it divides `heads`.
-    pub kv_heads: usize,
-    /// Features of a head.
-    pub head_size: usize,
-    /// What a query may look at.
-    pub mask: Mask,
-}
 
 /// A tile: where its query rows begin, and its keys, by their position in the sequence.
 #[derive(Clone, Copy)]
@@ -43,30 +26,6 @@ struct Tile {
 }
 
 impl Attention {
-    /// Columns of `qkv_nf`.
-    #[must_use]
-    pub fn columns(&self) -> usize {
-        (self.heads + 2 * self.kv_heads) * self.head_size
-    }
-
-    /// Columns of `o_ne`.
-    #[must_use]
-    pub fn output_columns(&self) -> usize {
-        self.heads * self.head_size
-    }
-
-    /// Tokens.
-    #[must_use]
-    pub fn tokens(&self) -> usize {
-        self.sequences * self.length
-    }
-
-    /// Elements of `lse`, the logarithm of the softmax denominator of each [sequence, head, query].
-    #[must_use]
-    pub fn lse_elements(&self) -> usize {
-        self.tokens() * self.heads
-    }
-
     /// Elements of workspace that [`attention`] needs: a tile of scores, its rows' maxima and sums, and the transposed keys
     /// of a head.
     #[must_use]

@@ -8,12 +8,11 @@ use super::cross_entropy::{combine, cross_entropy_backward, statistics};
 use super::embedding::{embed, embed_backward};
 use super::matmul::{Matrix, MatrixMut, matmul, matmul_bias};
 use super::norm::{layer_norm, layer_norm_backward};
-use super::optimizer::{self, adamw, sum_of_squares};
+use super::optimizer::{Update, adamw, sum_of_squares};
 use super::residual::{RowTerm, bias_gradient, join, join_gradient, positions_gradient};
 use crate::arena::{Arena, Region};
-use crate::backend::{
-    Accumulate, AdamW, Attention, Backend, Dropout, Mat, ParameterState, Term, VocabularyShard,
-};
+use crate::backend::Backend;
+use crate::operators::{Accumulate, AdamW, Attention, Dropout, Mat, ParameterState, Term, VocabularyShard};
 
 /// One rank's memory and its processor.
 #[derive(Debug)]
@@ -34,20 +33,6 @@ impl CpuBackend {
         Workspace {
             attention_forward: bytes(shape.forward_workspace()),
             attention_backward: bytes(shape.backward_workspace()),
-        }
-    }
-}
-
-impl Attention {
-    /// The attention of one rank of a TMP group.
-    pub fn on_rank(model: &Model, tensor: u32, sequences: usize) -> Attention {
-        Attention {
-            sequences,
-            length: model.sequence,
-            heads: model.heads / tensor as usize,
-            kv_heads: model.kv_heads / tensor as usize,
-            head_size: model.head_dim(),
-            mask: model.mask,
         }
     }
 }
@@ -258,7 +243,7 @@ impl Backend for CpuBackend {
         if !norm.is_finite() {
             return;
         }
-        let update = optimizer::AdamW {
+        let update = Update {
             learning_rate: hyper.learning_rate,
             beta1: hyper.beta1,
             beta2: hyper.beta2,

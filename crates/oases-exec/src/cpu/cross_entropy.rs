@@ -4,24 +4,12 @@
 //! padding), t ranks. `first_row` is the vocabulary index of column 0. The split of the sum follows Shoeybi et al.,
 //! "Megatron-LM" (arXiv 1909.08053, §3).
 
-use super::simd::{LANES, exp, larger, max_of, sum_lanes, vectorized};
+use crate::operators::{IGNORE, VocabularyShard};
 
-/// The target of a token that has no loss.
-pub const IGNORE: u32 = u32::MAX;
+use super::simd::{LANES, exp, larger, max_of, sum_lanes, vectorized};
 
 /// Numbers per token in the statistics: local maximum, local Σ exp(z − maximum), the target's logit or 0.
 pub const STATISTICS: usize = 3;
-
-/// The part of the vocabulary that a rank's logits cover.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct VocabularyShard {
-    /// The vocabulary index of the first column.
-    pub first_row: u32,
-    /// Columns, padding included.
-    pub width: usize,
-    /// Columns that are real; 0 where a rank holds padding only.
-    pub valid: usize,
-}
 
 impl VocabularyShard {
     /// The column of a target, if it is one of this shard's.

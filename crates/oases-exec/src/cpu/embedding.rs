@@ -3,7 +3,7 @@
 //!
 //! Shapes: n tokens, h hidden, v rows of this shard (padding rows included: no token names them).
 
-use super::Accumulate;
+use crate::operators::Accumulate;
 
 /// `out_nh` = the rows of `table_vh` named by the tokens, zero for tokens of other shards. Overwrites `out_nh`.
 pub fn embed(tokens_n: &[u32], table_vh: &[f32], first_row: u32, hidden: usize, out_nh: &mut [f32]) {

@@ -5,8 +5,8 @@
 //! An element of the product is one chain of fused multiply-adds over the inner dimension, cut at fixed places
 //! ([`gemm`](super::gemm)): its bits depend neither on the number of rows nor on the width of the registers.
 
-use super::Accumulate;
 use super::gemm::{Start, product};
+use crate::operators::Accumulate;
 
 /// A read-only row-major matrix, or the transpose of one.
 #[derive(Clone, Copy, Debug)]

@@ -20,12 +20,3 @@ pub mod optimizer;
 mod reference;
 pub mod residual;
 mod simd;
-
-/// What happens to what an output gradient holds already.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Accumulate {
-    /// It is replaced.
-    Overwrite,
-    /// It is added to.
-    Add,
-}

@@ -5,8 +5,8 @@
 //! With x̂ = (x − mean)/σ and p = dy·gain, the input gradient is dx = (p − mean(p) − x̂·mean(p·x̂))/σ; RMSNorm lacks
 //! the two means of x and p. The module's tests derive it again by finite differences.
 
-use super::Accumulate;
 use super::simd::{LANES, sum_lanes, sum_of, vectorized};
+use crate::operators::Accumulate;
 
 /// y = (x − mean)/σ·gain + shift. Overwrites `y_nh` and `stats_n2`, which the backward pass needs with `x_nh`.
 pub fn layer_norm(

@@ -4,7 +4,7 @@ use super::simd::{LANES, vectorized};
 
 /// The constants of one update.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AdamW {
+pub struct Update {
     /// The learning rate of this step.
     pub learning_rate: f32,
     /// Decay of the first moment.
@@ -24,19 +24,19 @@ pub struct AdamW {
 /// One update in a single pass: overwrites the weights `w`, the first moments `m` and the second moments `v`.
 ///
 /// With g scaled: m = β₁m + (1−β₁)g; v = β₂v + (1−β₂)g²; w = w·(1 − lr·decay) − lr·m̂/(√v̂ + ε).
-pub fn adamw(w: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32], update: &AdamW) {
+pub fn adamw(w: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32], update: &Update) {
     assert!(
         w.len() == g.len() && w.len() == m.len() && w.len() == v.len(),
         "the four arrays differ in length"
     );
     vectorized!(adamw_body(
-        w: &'a mut [f32], g: &'a [f32], m: &'a mut [f32], v: &'a mut [f32], update: &'a AdamW,
+        w: &'a mut [f32], g: &'a [f32], m: &'a mut [f32], v: &'a mut [f32], update: &'a Update,
     ));
 }
 
 #[inline(always)]
-fn adamw_body(w: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32], update: &AdamW) {
-    let AdamW { beta1, beta2, epsilon, gradient_scale, .. } = *update;
+fn adamw_body(w: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32], update: &Update) {
+    let Update { beta1, beta2, epsilon, gradient_scale, .. } = *update;
     let correction = |beta: f32| 1.0 - f64::from(beta).powi(update.step as i32);
     let rate = f64::from(update.learning_rate);
     let step_size = (rate / correction(beta1)) as f32;
@@ -84,7 +84,7 @@ mod tests {
             let (mut m64, mut v64) = (vec![0.0; length], vec![0.0; length]);
             for step in 1..=5 {
                 let g = random(10 + u64::from(step), length);
-                let update = AdamW {
+                let update = Update {
                     learning_rate: 0.01,
                     beta1: 0.9,
                     beta2: 0.95,

@@ -2,8 +2,8 @@
 //!
 //! Shapes: n tokens, h hidden, s positions, m any number of columns.
 
-use super::Accumulate;
 use super::simd::vectorized;
+use crate::operators::{Accumulate, Dropout};
 use crate::philox::philox4x32;
 
 /// A row that is added before dropout: once, after the partial sums of all ranks are joined.
@@ -15,24 +15,6 @@ pub enum RowTerm<'a> {
     Bias(&'a [f32]),
     /// Position embeddings [s, h]: row i gets the one of position i mod s.
     Positions(&'a [f32]),
-}
-
-/// Dropout (Srivastava et al. 2014), scaled by 1/(1 − rate) while training. The mask is a function of what is named here and
-/// of the *global* sample, the position and the feature, so it does not depend on how the batch is cut.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Dropout {
-    /// The probability that an element is dropped, in [0, 1).
-    pub rate: f32,
-    /// The seed of the run.
-    pub key: [u32; 2],
-    /// The place in the model: a block.
-    pub site: u32,
-    /// The training step.
-    pub step: u32,
-    /// The global number of the first sample here.
-    pub first_sample: u32,
-    /// Tokens of one sample.
-    pub sequence: usize,
 }
 
 /// Counters drawn at once: their arithmetic is done in vectors.
