@@ -41,10 +41,15 @@ pub fn train(job: Job, listen: &mut dyn FnMut(&Event)) -> Result<Summary> {
     if let Some(checkpoint) = &checkpoint {
         job.expect(checkpoint)?;
     }
-    if options.resume {
-        folder.write_config(&options.config)?;
-    }
     let step = checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.metadata().step);
+    if options.resume {
+        if step == options.steps && folder.paths().summary().exists() {
+            let message = format!("{} has done all its {step} steps", options.dir.display());
+            return Err(Error::configuration(message).with_hint("raise train.steps to go on with it"));
+        }
+        folder.write_config(&options.config)?;
+        folder.remove_summary()?;
+    }
     listen(&Event::Started {
         step,
         resumed_from: checkpoint.as_ref().map(|checkpoint| checkpoint.path().to_owned()),
@@ -56,10 +61,10 @@ pub fn train(job: Job, listen: &mut dyn FnMut(&Event)) -> Result<Summary> {
     let (messages, inbox) = channel();
     let checkpoints = folder.checkpoints()?;
     let chronicle = Chronicle { checkpoints, log: folder.metrics(step)?, messages: messages.clone() };
+    let mut course = Course { metrics: folder.read_metrics()?, checkpoint: None };
     start_ranks(&job, checkpoint.map(Arc::new), chronicle, &messages)?;
     drop(messages);
 
-    let mut course = Course::default();
     let reports = follow(&inbox, job.options.tensor as usize, &mut course, listen)?;
     let summary = course.summary(&job, step, began.elapsed(), &reports);
     folder.write_summary(&summary)?;
@@ -181,8 +186,7 @@ fn follow(
     }
 }
 
-/// What has been recorded of the run so far.
-#[derive(Default)]
+/// What has been recorded of the run so far, also before a resume.
 struct Course {
     metrics: Vec<StepMetrics>,
     checkpoint: Option<String>,
@@ -203,7 +207,7 @@ impl Course {
     fn summary(&self, job: &Job, first: u64, elapsed: Duration, reports: &[RankReport]) -> Summary {
         let of =
             |value: fn(&StepMetrics) -> f64| median(&mut self.metrics.iter().map(value).collect::<Vec<_>>());
-        let done = first + self.metrics.len() as u64;
+        let done = self.metrics.last().map_or(first, |last| last.step);
         let seconds = elapsed.as_secs_f64();
         Summary {
             steps: done,
@@ -211,7 +215,7 @@ impl Course {
             train_loss: self.metrics.last().map_or(f64::NAN, |last| last.loss),
             val_loss: self.metrics.iter().rev().find_map(|metrics| metrics.val_loss),
             seconds,
-            tokens_per_s: self.metrics.len() as f64 * job.tokens_per_step() as f64 / seconds,
+            tokens_per_s: (done - first) as f64 * job.tokens_per_step() as f64 / seconds,
             step_ms: of(|metrics| metrics.step_ms),
             compute_ms: of(|metrics| metrics.step_ms - metrics.exposed_comm_ms),
             exposed_comm_ms: of(|metrics| metrics.exposed_comm_ms),

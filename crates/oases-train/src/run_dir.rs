@@ -10,7 +10,7 @@ pub use metrics_log::MetricsLog;
 
 use crate::checkpoint::Checkpoints;
 use crate::error::{Error, Result};
-use crate::metrics::Summary;
+use crate::metrics::{StepMetrics, Summary};
 use crate::replace_file::replace_file;
 
 /// Where the parts of a run are. Needs no lock, and does not look whether they exist.
@@ -120,6 +120,22 @@ impl RunDir {
     /// run), so that each step is there once.
     pub fn metrics(&self, resumed_at: u64) -> Result<MetricsLog> {
         MetricsLog::open(&self.paths.metrics(), resumed_at)
+    }
+
+    /// All lines of `metrics.jsonl`.
+    pub fn read_metrics(&self) -> Result<Vec<StepMetrics>> {
+        metrics_log::read(&self.paths.metrics())
+    }
+
+    /// Removes the summary of an earlier end, which does not tell of the run as it goes on.
+    pub fn remove_summary(&self) -> Result<()> {
+        let path = self.paths.summary();
+        match fs::remove_file(&path) {
+            Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
+                Err(Error::input_output("remove the old summary", &path, source))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Replaces the resolved configuration, for a resumed run that changes some of it.

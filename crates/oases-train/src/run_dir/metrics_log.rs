@@ -54,6 +54,20 @@ impl MetricsLog {
     }
 }
 
+/// The lines of the file; none if there is no file.
+pub(super) fn read(path: &Path) -> Result<Vec<StepMetrics>> {
+    let file = match File::open(path) {
+        Err(source) if source.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        file => file.map_err(|source| Error::input_output("read the metrics", path, source))?,
+    };
+    let line = |line: std::io::Result<String>| {
+        let line = line.map_err(|source| Error::input_output("read the metrics", path, source))?;
+        serde_json::from_str(&line)
+            .map_err(|error| Error::data(format!("{} is not lines of metrics: {error}", path.display())))
+    };
+    BufReader::new(file).lines().map(line).collect()
+}
+
 /// How many bytes the lines up to step `resumed_at` take.
 fn kept_bytes(file: &File, path: &Path, resumed_at: u64) -> Result<u64> {
     let mut reader = BufReader::new(file);

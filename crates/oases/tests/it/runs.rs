@@ -239,6 +239,26 @@ fn a_truncated_checkpoint_is_passed_over() {
 }
 
 #[test]
+fn a_finished_run_is_left_as_it_is_and_can_be_prolonged() {
+    let folder = folder();
+    assert_eq!(train(&folder, &["--set", "train.steps=8"]).code, 0);
+    let summary = fs::read(folder.path().join("run/summary.json")).unwrap();
+    let again = train(&folder, &["--resume", "--set", "train.steps=8"]);
+    assert_eq!(again.code, 2);
+    assert_eq!(
+        again.stderr,
+        "error: run has done all its 8 steps\n\nhint: raise train.steps to go on with it\n"
+    );
+    assert_eq!(fs::read(folder.path().join("run/summary.json")).unwrap(), summary);
+
+    let outcome = train(&folder, &["--resume", "--format", "json"]);
+    assert_eq!(outcome.code, 0, "{}", outcome.stderr);
+    let summary: Value = serde_json::from_str(&outcome.stdout).unwrap();
+    assert_eq!(summary["steps"], 12);
+    assert_eq!(metrics(&folder, "run").len(), 12);
+}
+
+#[test]
 fn a_run_is_not_overwritten() {
     let folder = folder();
     assert_eq!(train(&folder, &["--set", "train.steps=4"]).code, 0);
