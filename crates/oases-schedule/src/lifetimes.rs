@@ -3,7 +3,7 @@
 //! A buffer lives from the instruction that first writes it to the last that touches it; a collective's buffer is touched
 //! by its `start` and its `sync`. Buffers that never live together may share bytes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::activations::{Moment, Need, Slot, Workspace, internals};
 use crate::dataflow::Dataflow;
@@ -150,7 +150,7 @@ struct Walk<'a> {
     /// Buffer of each slot of each instruction.
     used: Vec<Vec<(Slot, usize)>>,
     operands: Vec<Operands>,
-    backwarded: Vec<BlockId>,
+    backwarded: BTreeSet<BlockId>,
 }
 
 impl<'a> Walk<'a> {
@@ -163,7 +163,7 @@ impl<'a> Walk<'a> {
             alive: BTreeMap::new(),
             used: Vec::new(),
             operands: Vec::new(),
-            backwarded: Vec::new(),
+            backwarded: BTreeSet::new(),
         }
     }
 
@@ -211,11 +211,7 @@ impl<'a> Walk<'a> {
         let parts = &self.schedule.parts;
         let part = instruction.part().and_then(|id| parts.iter().position(|part| part.id == id)).unwrap_or(0);
         let first = match *instruction {
-            Instruction::Backward { block, .. } => {
-                let first = !self.backwarded.contains(&block);
-                self.backwarded.extend(first.then_some(block));
-                first
-            }
+            Instruction::Backward { block, .. } => self.backwarded.insert(block),
             _ => false,
         };
         Operands {

@@ -176,6 +176,11 @@ impl Statics {
         }
     }
 
+    /// All weights of the rank.
+    pub fn weights(&self) -> Span {
+        Span { offset: 0, bytes: self.region }
+    }
+
     /// Gradients that this rank alone holds: they count in the norm of every rank.
     pub fn sharded_gradients(&self) -> Span {
         Span { offset: self.region, bytes: self.sharded }

@@ -53,12 +53,16 @@ pub enum Error {
         world_rank: usize,
         /// What it was doing, and what happened.
         message: String,
+    },
+    /// The ranks could not communicate; the message names those concerned.
+    #[error("{message}")]
+    Communicator {
+        /// Which collective, where in the run, and why.
+        message: String,
         /// Whether the cause is another rank's failure.
         consequence: bool,
-        /// What would do.
-        hint: Option<String>,
     },
-    /// The loss or the gradient is not a number any more. The weights are those before the step.
+    /// The loss or the gradient is not a number any more.
     #[error("step {step}: loss {loss}, gradient norm {grad_norm}: training has diverged")]
     NonFinite {
         /// The step, from 1.
@@ -67,6 +71,12 @@ pub enum Error {
         loss: f64,
         /// Its gradient norm.
         grad_norm: f64,
+    },
+    /// The update made weights that are not numbers, or too large to be squared.
+    #[error("step {step}: the update left weights that are no numbers: training has diverged")]
+    NonFiniteWeights {
+        /// The step, from 1.
+        step: u64,
     },
     /// The program contradicts itself.
     #[error("internal error: {message}")]
@@ -97,20 +107,20 @@ impl Error {
         Self::InputOutput { action, path: path.to_owned(), source }
     }
 
-    /// A [`Error::Rank`] without a hint.
+    /// A [`Error::Rank`].
     pub fn rank(world_rank: usize, message: impl Into<String>) -> Self {
-        Self::Rank { world_rank, message: message.into(), consequence: false, hint: None }
+        Self::Rank { world_rank, message: message.into() }
     }
 
     /// What a rank reports that ends because of another.
-    pub(crate) fn consequence(world_rank: usize, message: impl Into<String>) -> Self {
-        Self::Rank { world_rank, message: message.into(), consequence: true, hint: None }
+    pub(crate) fn consequence(message: impl Into<String>) -> Self {
+        Self::Communicator { message: message.into(), consequence: true }
     }
 
-    /// A collective that failed on this rank; `at` says where in the run.
-    pub(crate) fn communicator(world_rank: usize, error: &CommunicatorError, at: &str) -> Self {
+    /// A collective that failed; `at` says where in the run.
+    pub(crate) fn communicator(error: &CommunicatorError, at: &str) -> Self {
         let consequence = matches!(error, CommunicatorError::PeerFailed { .. });
-        Self::Rank { world_rank, message: format!("{error}{at}"), consequence, hint: None }
+        Self::Communicator { message: format!("{error}{at}"), consequence }
     }
 
     /// A [`Error::Internal`].
@@ -121,18 +131,22 @@ impl Error {
     /// The same error with this hint. The kinds whose hint follows from their cause keep their own.
     pub fn with_hint(mut self, text: impl Into<String>) -> Self {
         match &mut self {
-            Self::Configuration { hint, .. }
-            | Self::Data { hint, .. }
-            | Self::Checkpoint { hint, .. }
-            | Self::Rank { hint, .. } => *hint = Some(text.into()),
-            Self::InputOutput { .. } | Self::NonFinite { .. } | Self::Internal { .. } => {}
+            Self::Configuration { hint, .. } | Self::Data { hint, .. } | Self::Checkpoint { hint, .. } => {
+                *hint = Some(text.into())
+            }
+            Self::InputOutput { .. }
+            | Self::Rank { .. }
+            | Self::Communicator { .. }
+            | Self::NonFinite { .. }
+            | Self::NonFiniteWeights { .. }
+            | Self::Internal { .. } => {}
         }
         self
     }
 
     /// Whether it only tells of another rank's failure.
     pub(crate) fn is_consequence(&self) -> bool {
-        matches!(self, Self::Rank { consequence: true, .. })
+        matches!(self, Self::Communicator { consequence: true, .. })
     }
 
     /// What the user can do about it, where that is known.
@@ -141,13 +155,13 @@ impl Error {
             Self::Configuration { hint, .. } | Self::Data { hint, .. } | Self::Checkpoint { hint, .. } => {
                 hint.as_deref()
             }
-            Self::Rank { hint, .. } => {
-                Some(hint.as_deref().unwrap_or("the last checkpoint is intact; go on from it with --resume"))
+            Self::Rank { .. } | Self::Communicator { .. } => {
+                Some("go on from the newest checkpoint, if there is one, with --resume")
             }
             Self::InputOutput { source, .. } => hint_for(source.kind()),
-            Self::NonFinite { .. } => {
-                Some("the last checkpoint is intact; resume with a lower learning rate or a lower clip")
-            }
+            Self::NonFinite { .. } | Self::NonFiniteWeights { .. } => Some(
+                "go on from the newest checkpoint, if there is one, with a lower learning rate or a lower clip",
+            ),
             Self::Internal { .. } => {
                 Some("this is a bug in oases; please report it with the command that led here")
             }

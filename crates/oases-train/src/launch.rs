@@ -132,7 +132,7 @@ fn run_rank(
     chronicle: Option<Chronicle>,
     checkpoint: Option<&Checkpoint>,
 ) -> Result<RankReport> {
-    probe(&mut communicator).map_err(|error| Error::communicator(tp_rank, &error, " (start-up probe)"))?;
+    probe(&mut communicator).map_err(|error| Error::communicator(&error, " (start-up probe)"))?;
     let host = communicator.host_group();
     let batch = Batch::with_capacity(job.options.batch as usize, job.options.model.sequence);
     let backend = CpuBackend::new(arena);

@@ -68,10 +68,14 @@ impl<B: Backend, C: Communicator<B::Region>, H: HostGroup> Rank<'_, B, C, H> {
             if last || done.is_multiple_of(job.options.eval_every) {
                 let began = Instant::now();
                 metrics.val_loss = self.evaluate(step)?;
+                if let Some(loss) = metrics.val_loss.filter(|loss| !loss.is_finite()) {
+                    return Err(Error::NonFinite { step: done, loss, grad_norm: metrics.grad_norm });
+                }
                 metrics.eval_ms = Some(began.elapsed().as_secs_f64() * 1e3);
             }
             self.record(metrics)?;
             if last || done.is_multiple_of(job.options.checkpoint_every) {
+                self.refuse_weights_that_are_no_numbers(done)?;
                 self.checkpoint(done)?;
             }
         }
@@ -155,11 +159,9 @@ impl<B: Backend, C: Communicator<B::Region>, H: HostGroup> Rank<'_, B, C, H> {
         let bytes = self.batch.inputs.len() * size_of::<u32>();
         self.backend.write_tokens(Span { bytes, ..statics.tokens }, &self.batch.inputs);
         self.backend.write_tokens(Span { bytes, ..statics.targets }, &self.batch.targets);
-        self.interpreter.run(program, statics, &mut self.backend, &mut self.communicator, inputs).map_err(
-            |Interrupted { at, source }| {
-                Error::communicator(self.tp_rank as usize, &source, &format!(" ({at})"))
-            },
-        )
+        self.interpreter
+            .run(program, statics, &mut self.backend, &mut self.communicator, inputs)
+            .map_err(|Interrupted { at, source }| Error::communicator(&source, &format!(" ({at})")))
     }
 
     fn summed_loss(&mut self, parts: usize) -> f64 {
@@ -193,6 +195,17 @@ impl<B: Backend, C: Communicator<B::Region>, H: HostGroup> Rank<'_, B, C, H> {
         self.batch.targets.resize(length, crate::data::IGNORE);
     }
 
+    /// The loss of a step is that of the weights before it; what the update made of them, the next step would notice, after
+    /// the checkpoint. Each rank looks at its own shards; one that fails keeps rank 0 from finishing the file.
+    fn refuse_weights_that_are_no_numbers(&mut self, done: u64) -> Result<()> {
+        let statics = &self.job.statics;
+        // The place of the norm is free between steps.
+        self.backend.square_norm([statics.weights(), Span::default()], statics.norm);
+        let mut square = [0.0];
+        self.backend.read(statics.norm, &mut square);
+        if square[0].is_finite() { Ok(()) } else { Err(Error::NonFiniteWeights { step: done }) }
+    }
+
     /// All ranks hand their parts of one tensor after another to rank 0, which writes the file.
     fn checkpoint(&mut self, done: u64) -> Result<()> {
         let job = self.job;
@@ -209,7 +222,7 @@ impl<B: Backend, C: Communicator<B::Region>, H: HostGroup> Rank<'_, B, C, H> {
             }
             return match host.broadcast(None).map_err(lost)?.as_slice() {
                 b"" => Ok(()),
-                reason => Err(Error::consequence(0, String::from_utf8_lossy(reason))),
+                reason => Err(Error::consequence(String::from_utf8_lossy(reason))),
             };
         };
         let mut entries = job.entries();

@@ -84,6 +84,13 @@ impl RunDir {
         fs::create_dir_all(root)
             .map_err(|source| Error::input_output("create the run folder", root, source))?;
         let this = Self::lock(root)?;
+        if this.paths.config().exists() && !this.paths.checkpoints().exists() {
+            return Err(Error::configuration(format!(
+                "{} has a config.toml that is no run's",
+                root.display()
+            ))
+            .with_hint("choose another run.dir; a run writes its configuration under that name"));
+        }
         if this.paths.holds_run() {
             return Err(Error::configuration(format!("{} already holds a run", root.display()))
                 .with_hint("go on with it by --resume, or choose another run.dir"));
@@ -100,7 +107,9 @@ impl RunDir {
             Error::configuration(format!("{} holds no run to resume", root.display()))
                 .with_hint("start it without --resume, or check run.dir")
         };
-        if !RunPaths::new(root).config().exists() {
+        // Its own configuration may lie in a folder that has been no run yet.
+        let paths = RunPaths::new(root);
+        if !paths.config().exists() || !paths.checkpoints().is_dir() {
             return Err(nothing_to_resume());
         }
         Self::lock(root)

@@ -79,7 +79,7 @@ impl Trial<'_> {
         statics: &Statics,
         programs: &[Program],
     ) -> Result<Vec<Vec<Sample>>> {
-        let lost = |error| Error::communicator(tp_rank as usize, &error, " (trial)");
+        let lost = |error| Error::communicator(&error, " (trial)");
         let bytes = programs.iter().map(|program| program.plan.bytes).max().unwrap_or_default();
         let arena = Arena::new(bytes.0 as usize).map_err(|error| Error::configuration(error.to_string()))?;
         let mut backend = CpuBackend::new(arena);

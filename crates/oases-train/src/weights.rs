@@ -82,9 +82,7 @@ impl Shards<'_> {
         }
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         drop(values);
-        let gathered = host
-            .gather(bytes)
-            .map_err(|error| Error::communicator(self.tp_rank as usize, &error, " (checkpoint)"))?;
+        let gathered = host.gather(bytes).map_err(|error| Error::communicator(&error, " (checkpoint)"))?;
         match (gathered, writer) {
             (Some(parts), Some(writer)) => write_whole(parameter, &parts, self.statics.tensor, writer),
             _ => Ok(()),

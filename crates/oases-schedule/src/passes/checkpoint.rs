@@ -1,5 +1,7 @@
 //! `checkpoint-layers` and `checkpoint-blocks`: keep inputs, recompute the rest before backward.
 
+use std::collections::BTreeSet;
+
 use crate::ids::{BlockId, PartId};
 use crate::passes::Request;
 use crate::passes::serial::Blocking;
@@ -9,13 +11,11 @@ use crate::schedule::{Extent, Instruction, Keep, Schedule};
 /// again before its backward, all-reduces included. 6 all-reduces per layer and part: 2 forward, 2 recompute, 2 backward.
 pub(super) fn checkpoint_layers(schedule: &Schedule, _: &Request) -> Schedule {
     let mut step = Blocking { schedule, instructions: Vec::new() };
-    for (index, instruction) in schedule.instructions.iter().enumerate() {
+    let mut recomputed = BTreeSet::new();
+    for instruction in &schedule.instructions {
         if let Instruction::Backward { block: block @ BlockId::Mlp(layer), part } = *instruction {
             // The layer is recomputed for all sub-batches, block by block, before the first of them goes backward.
-            let first = !schedule.instructions[..index].iter().any(
-                |earlier| matches!(earlier, Instruction::Backward { block: b, part: p } if *b == block && p.micro == part.micro),
-            );
-            if first {
+            if recomputed.insert((layer, part.micro)) {
                 for block in [BlockId::Attn(layer), block] {
                     for part in sub_batches(schedule, part) {
                         step.push(Instruction::Recompute { block, part, extent: Extent::Output });

@@ -107,7 +107,7 @@ impl Checkpoints {
         })
     }
 
-    /// The names in the folder, none if there is no folder.
+    /// The names of the files in the folder, none if there is no folder.
     fn names(&self) -> Result<Vec<String>> {
         let failed = |source| Error::input_output("read the folder", &self.folder, source);
         let entries = match fs::read_dir(&self.folder) {
@@ -116,8 +116,11 @@ impl Checkpoints {
         };
         let mut names = Vec::new();
         for entry in entries {
-            // A name that is not text is none of ours.
-            names.extend(entry.map_err(failed)?.file_name().into_string().ok());
+            let entry = entry.map_err(failed)?;
+            // A folder or a pipe of such a name is none of ours, nor is a name that is not text.
+            if entry.file_type().map_err(failed)?.is_file() {
+                names.extend(entry.file_name().into_string().ok());
+            }
         }
         Ok(names)
     }

@@ -80,9 +80,7 @@ pub fn told(error: oases_train::Error) -> anyhow::Error {
             let hint = hint.unwrap_or_else(|| "`oases train --help` describes all keys".to_owned());
             UserError::new(message, hint).into()
         }
-        (Error::Rank { .. } | Error::NonFinite { .. } | Error::Internal { .. }, Some(hint)) => {
-            Failure { message, hint }.into()
-        }
-        (Error::Rank { .. } | Error::NonFinite { .. } | Error::Internal { .. }, None) => error.into(),
+        (_, Some(hint)) => Failure { message, hint }.into(),
+        (_, None) => error.into(),
     }
 }

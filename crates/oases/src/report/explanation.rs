@@ -1,5 +1,6 @@
 //! What `oases explain` shows: how a schedule is built, what it communicates, and what fills its memory.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use oases_schedule::{
@@ -30,7 +31,7 @@ pub struct Explanation {
     pub memory: Memory,
     /// The passes that built it.
     pub passes: Vec<PassResult>,
-    /// The step, in the text form.
+    /// The step, in the text form, with a comment at each `sync`.
     pub text: String,
 }
 
@@ -54,7 +55,9 @@ pub struct Collectives {
     pub per_layer_backward: usize,
     /// All of a layer and part.
     pub per_layer: usize,
-    /// All of a step.
+    /// All of all layers and parts.
+    pub in_layers: usize,
+    /// All collectives of a step.
     pub per_step: usize,
     /// Bytes that each rank hands over in a step.
     pub bytes_per_step: u64,
@@ -108,7 +111,7 @@ impl Explanation {
             name: pass.name,
             description: pass.description,
             instructions: schedule.instructions.len(),
-            text: every_pass.then(|| schedule.to_string()),
+            text: every_pass.then(|| annotated(schedule)),
         });
         let passes = passes.collect();
         let (_, schedule) = trace.last().expect("a variant has passes");
@@ -129,9 +132,51 @@ impl Explanation {
             collectives: Collectives::count(schedule, &plan),
             memory: Memory::at_peak(schedule, &statics, &plan),
             passes,
-            text: schedule.to_string(),
+            text: annotated(schedule),
         }
     }
+}
+
+/// The text form, with a comment at each `sync`: what the collective ran under.
+fn annotated(schedule: &Schedule) -> String {
+    let mut started = BTreeMap::new();
+    let mut comments = BTreeMap::new();
+    for (index, instruction) in schedule.instructions.iter().enumerate() {
+        match *instruction {
+            Instruction::Start { collective, .. } => drop(started.insert(collective, index)),
+            Instruction::Sync { collective } => {
+                let start = started.get(&collective).copied().unwrap_or(index);
+                let under: Vec<String> = schedule.instructions[start..index]
+                    .iter()
+                    .filter(|i| !matches!(i, Instruction::Start { .. } | Instruction::Sync { .. }))
+                    .map(|instruction| without_options(instruction))
+                    .collect();
+                let comment = if under.is_empty() {
+                    "exposed".to_owned()
+                } else {
+                    format!("ran under {}", under.join(", "))
+                };
+                comments.insert(index, comment);
+            }
+            _ => {}
+        }
+    }
+    let text = schedule.to_string();
+    let header = text.lines().count() - schedule.instructions.len();
+    let lines = text.lines().enumerate().map(|(line, text)| {
+        match line.checked_sub(header).and_then(|index| comments.get(&index)) {
+            Some(comment) => format!("{text:<36} ; {comment}\n"),
+            None => format!("{text}\n"),
+        }
+    });
+    lines.collect()
+}
+
+/// `forward attn.0 m0.a`
+fn without_options(instruction: &Instruction) -> String {
+    let text = instruction.to_string();
+    let words = text.split_whitespace().filter(|word| !word.starts_with("keep=") && *word != "output");
+    words.collect::<Vec<_>>().join(" ")
 }
 
 impl Collectives {
@@ -146,6 +191,7 @@ impl Collectives {
             per_layer_recompute: recompute,
             per_layer_backward: backward,
             per_layer: forward + recompute + backward,
+            in_layers: schedule.instructions.iter().filter(|i| starts_in_some_layer(i)).count(),
             per_step: all().count(),
             bytes_per_step: all().sum::<Bytes>().0,
         }
@@ -159,6 +205,13 @@ fn starts_in_layer(instruction: &Instruction, wanted: Pass, of: PartId) -> bool 
         return false;
     };
     pass == wanted && part == of && matches!(block, BlockId::Attn(0) | BlockId::Mlp(0))
+}
+
+fn starts_in_some_layer(instruction: &Instruction) -> bool {
+    let Instruction::Start { collective: CollectiveId::Block { block, .. }, .. } = instruction else {
+        return false;
+    };
+    matches!(block, BlockId::Attn(_) | BlockId::Mlp(_))
 }
 
 fn flops(model: &Model, schedule: &Schedule, tensor: u32) -> Flops {
@@ -217,11 +270,13 @@ impl fmt::Display for Explanation {
              {per_layer_backward} backward",
             self.collectives.per_layer
         )?;
+        let Collectives { per_step, in_layers, bytes_per_step, .. } = self.collectives;
         writeln!(
             f,
-            ";   {} per step, {} from each rank",
-            self.collectives.per_step,
-            Bytes(self.collectives.bytes_per_step)
+            ";   {per_step} collectives per step: {in_layers} of layers, {} of embedding, head, gradients and norm; {} from \
+             each rank",
+            per_step - in_layers,
+            Bytes(bytes_per_step)
         )?;
         writeln!(f, ";\n; memory of one rank, at `{}`", collapse(&self.memory.peak_instruction))?;
         for MemoryKind { kind, bytes } in &self.memory.at_peak {
@@ -239,7 +294,9 @@ impl fmt::Display for Explanation {
         )?;
         writeln!(
             f,
-            ";\n; {} parameters, TMP degree {}, {:.3} TFLOP per step and rank\n",
+            ";\n; {} parameters, TMP degree {}, {:.3} TFLOP per step and rank\n;\n\
+             ; m0.a is sub-batch a of micro-batch 0. `forward … keep=` says what stays for backward, `recompute` rebuilds the\n\
+             ; rest (`output`: up to the block's output), `sync` waits for the collective that `start` began.\n",
             self.parameters,
             self.tensor,
             self.flops_per_rank as f64 / 1e12
@@ -259,4 +316,37 @@ impl fmt::Display for Explanation {
 /// Several spaces as one.
 fn collapse(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use oases_schedule::Layout;
+
+    fn schedule(variant: &str) -> Schedule {
+        let layout = Layout::uniform(2, Schedule::blocks(2));
+        let request = Request { layers: 2, layout, micro_batches: 1, sub_batches: 2, sequences: 4 };
+        Variant::find(variant).unwrap().build(&request)
+    }
+
+    #[test]
+    fn the_commented_text_is_the_schedule() {
+        let schedule = schedule("oases");
+        assert_eq!(Schedule::parse(&annotated(&schedule)), Ok(schedule));
+    }
+
+    #[test]
+    fn comments_say_what_a_collective_ran_under() {
+        let text = annotated(&schedule("oases"));
+        let line = |start: &str| text.lines().find(|line| line.starts_with(start)).unwrap().to_owned();
+        assert!(line("sync      f.attn.0.m0.a").ends_with("; ran under forward attn.0 m0.b"));
+        assert!(
+            line("sync      b.mlp.1.m0.a")
+                .ends_with("; ran under recompute mlp.1 m0.b, backward mlp.1 m0.b, recompute attn.1 m0.a")
+        );
+        assert!(line("sync      g.0").ends_with("; exposed"));
+        let blocking = annotated(&schedule("megatron"));
+        let syncs = blocking.lines().filter(|line| line.starts_with("sync"));
+        assert!(syncs.into_iter().all(|line| line.ends_with("; exposed")));
+    }
 }

@@ -193,7 +193,7 @@ fn a_rank_that_panics_ends_the_run_and_is_named() {
 #[test]
 fn a_rank_that_hangs_ends_the_run_after_the_timeout() {
     let stderr = failing(&folder(), "hang:1:6");
-    assert!(stderr.contains("error: rank 0: rank 0 timed out after 3s"), "{stderr}");
+    assert!(stderr.contains("error: rank 0 timed out after 3s"), "{stderr}");
     assert!(stderr.contains("waiting for rank 1"), "{stderr}");
     assert!(stderr.contains("step 6, instruction "), "{stderr}");
 }
@@ -312,4 +312,38 @@ fn a_run_that_does_not_fit_into_memory_is_refused_before_it_starts() {
     assert!(outcome.stderr.contains("error: the run needs "), "{}", outcome.stderr);
     assert!(outcome.stderr.contains("hint: lower train.batch"), "{}", outcome.stderr);
     assert!(!folder.path().join("run").exists());
+}
+
+#[test]
+fn an_update_that_ruins_the_weights_reaches_no_checkpoint() {
+    let folder = folder();
+    // One step of this size leaves weights whose squares overflow.
+    let outcome = train(
+        &folder,
+        &["--set", "train.steps=1", "--set", "train.learning_rate=1e30", "--set", "train.warmup=0"],
+    );
+    assert_eq!(outcome.code, 1, "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("training has diverged"), "{}", outcome.stderr);
+    assert_eq!(fs::read_dir(folder.path().join("run/checkpoints")).unwrap().count(), 0);
+}
+
+#[test]
+fn a_configuration_that_is_no_runs_is_not_overwritten() {
+    let folder = folder();
+    let outcome = train(&folder, &["--set", "run.dir=."]);
+    assert_eq!(outcome.code, 2);
+    assert!(outcome.stderr.contains("error: . has a config.toml that is no run's"), "{}", outcome.stderr);
+    assert_eq!(train(&folder, &["--resume", "--set", "run.dir=."]).code, 2);
+    assert_eq!(fs::read_to_string(folder.path().join("config.toml")).unwrap(), CONFIGURATION);
+}
+
+#[test]
+fn what_is_named_like_a_checkpoint_and_is_no_file_is_left_alone() {
+    let folder = folder();
+    assert_eq!(train(&folder, &["--set", "train.steps=4"]).code, 0);
+    fs::create_dir(folder.path().join("run/checkpoints/step-00000003.safetensors")).unwrap();
+    fs::create_dir(folder.path().join("run/checkpoints/step-00000011.safetensors")).unwrap();
+    let outcome = train(&folder, &["--resume"]);
+    assert_eq!(outcome.code, 0, "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("resuming from run/checkpoints/step-00000004"), "{}", outcome.stderr);
 }
