@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use oases_train::{Fault, FaultKind};
 
+use crate::error::UserError;
+
 /// What the environment says. Later code gets this value and never asks the environment itself.
 #[derive(Clone, Debug, Default)]
 pub struct Environment {
@@ -18,8 +20,8 @@ pub struct Environment {
     pub library_folders: Vec<PathBuf>,
     /// The directory that relative paths start from; `None` if it has been removed.
     pub current_folder: Option<PathBuf>,
-    /// `OASES_FAULT`: a failure to provoke, such as `panic:1:3` for rank 1 in step 3. For tests of the program.
-    pub fault: Option<Fault>,
+    /// `OASES_FAULT`, as it is; see [`Environment::fault`].
+    pub fault: Option<String>,
 }
 
 impl Environment {
@@ -36,8 +38,33 @@ impl Environment {
             program_folders: folders("PATH"),
             library_folders: folders("LD_LIBRARY_PATH"),
             current_folder: std::env::current_dir().ok(),
-            fault: variable("OASES_FAULT").and_then(|text| parse_fault(&text.to_string_lossy())),
+            fault: variable("OASES_FAULT").map(|text| text.to_string_lossy().into_owned()),
         }
+    }
+
+    /// The failure to provoke in a run of this many ranks, such as `panic:1:3` for rank 1 in step 3. For tests of the
+    /// program.
+    pub fn fault(&self, ranks: usize) -> Result<Option<Fault>, UserError> {
+        let Some(text) = &self.fault else { return Ok(None) };
+        let hint = "write KIND:RANK:STEP, such as panic:1:3, or unset it; the kinds are panic, hang and nan, ranks count \
+                    from 0 and steps from 1";
+        let Some(fault) = parse_fault(text) else {
+            return Err(UserError::new(
+                format!("OASES_FAULT must have the form KIND:RANK:STEP, not \"{text}\""),
+                hint,
+            ));
+        };
+        if fault.tp_rank as usize >= ranks {
+            let last = ranks.saturating_sub(1);
+            return Err(UserError::new(
+                format!(
+                    "OASES_FAULT=\"{text}\" names rank {}, but the last rank of this run is {last}",
+                    fault.tp_rank
+                ),
+                hint,
+            ));
+        }
+        Ok(Some(fault))
     }
 
     /// The current directory as a message shows it.
@@ -65,5 +92,25 @@ fn parse_fault(text: &str) -> Option<Fault> {
     };
     let tp_rank = fields.next()?.parse().ok()?;
     let step: u64 = fields.next()?.parse().ok()?;
+    if fields.next().is_some() {
+        return None;
+    }
     Some(Fault { kind, tp_rank, step: step.checked_sub(1)? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_is_one_of_the_run_or_an_error() {
+        let fault =
+            |text: &str| Environment { fault: Some(text.to_string()), ..Environment::default() }.fault(2);
+        assert_eq!(fault("panic:1:3"), Ok(Some(Fault { kind: FaultKind::Panic, tp_rank: 1, step: 2 })));
+        assert_eq!(fault("nan:0:1"), Ok(Some(Fault { kind: FaultKind::NonFinite, tp_rank: 0, step: 0 })));
+        for text in ["bogus", "panic:1", "panic:1:0", "panic:1:3:4", "panic:x:3", "panic:2:3", "stop:1:3"] {
+            assert!(fault(text).is_err(), "{text}");
+        }
+        assert_eq!(Environment::default().fault(2), Ok(None));
+    }
 }

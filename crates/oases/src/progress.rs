@@ -62,7 +62,7 @@ impl Progress {
     /// Starts the clock. `first` is the step that the run continues from, 0 for a new one.
     pub fn new(terminal: Terminal, first: u64, steps: u64) -> Progress {
         let bar = terminal.interactive.then(|| {
-            let style = ProgressStyle::with_template("{bar:24} {wide_msg}");
+            let style = ProgressStyle::with_template(&format!("{{bar:{BAR_WIDTH}}} {{wide_msg}}"));
             let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr());
             bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("━╸─"));
             bar.set_position(first);
@@ -74,13 +74,15 @@ impl Progress {
     /// A step has been taken.
     pub fn step(&mut self, report: &StepReport) {
         let elapsed = self.started.elapsed();
-        let line = step_line(report, remaining(elapsed, self.first, report.step, self.steps));
+        let remaining = remaining(elapsed, self.first, report.step, self.steps);
         match &self.bar {
             Some(bar) => {
                 bar.set_position(report.step);
-                bar.set_message(line);
+                bar.set_message(bar_line(report, remaining));
             }
-            None if self.pace.due(report.step, elapsed) => self.terminal.line(&line),
+            None if self.pace.due(report.step, elapsed) => {
+                self.terminal.line(&step_line(report, remaining));
+            }
             None => {}
         }
     }
@@ -148,9 +150,32 @@ impl Pace {
     }
 }
 
-fn step_line(report: &StepReport, remaining: Option<Duration>) -> String {
+/// Columns of the bar itself; with it and its message a line fits a terminal of 80.
+const BAR_WIDTH: usize = 12;
+const MESSAGE_WIDTH: usize = 80 - BAR_WIDTH - 1;
+
+/// What stands beside the bar. Where all of it would be too long, the numbers of the steps, which the bar shows too, go.
+fn bar_line(report: &StepReport, remaining: Option<Duration>) -> String {
+    let eta = remaining.map_or(String::new(), |remaining| format!("  eta {}", duration_text(remaining)));
+    let rest = format!(
+        "loss {:.4}  {} tokens/s  exposed {:.0} %{eta}",
+        report.loss,
+        thousands(report.tokens_per_s),
+        exposed_percent(report)
+    );
+    [format!("{}/{}  {rest}", report.step, report.steps), format!("{}  {rest}", report.step)]
+        .into_iter()
+        .find(|line| line.chars().count() <= MESSAGE_WIDTH)
+        .unwrap_or(rest)
+}
+
+fn exposed_percent(report: &StepReport) -> f64 {
     let exposed = 100.0 * report.exposed_comm_ms / report.step_ms;
-    let exposed = if exposed.is_finite() { exposed } else { 0.0 };
+    if exposed.is_finite() { exposed } else { 0.0 }
+}
+
+fn step_line(report: &StepReport, remaining: Option<Duration>) -> String {
+    let exposed = exposed_percent(report);
     let eta = remaining.map_or(String::new(), |remaining| format!("  eta {}", duration_text(remaining)));
     format!(
         "{}  loss {:.4}  norm {:.3}  lr {:.2e}  {} tokens/s  exposed {exposed:.1} %{eta}",
@@ -192,7 +217,7 @@ fn duration_text(duration: Duration) -> String {
 }
 
 /// `12,345`
-fn thousands(value: f64) -> String {
+pub fn thousands(value: f64) -> String {
     let digits = format!("{:.0}", value.max(0.0));
     let mut text = String::new();
     for (index, digit) in digits.chars().enumerate() {
@@ -232,6 +257,29 @@ mod tests {
         );
         let evaluation = EvaluationReport { step: 100, loss: 1.87, seconds: 2.0 };
         assert_eq!(evaluation_line(&evaluation, 500), "step 100/500  validation loss 1.8700  (2.0 s)");
+    }
+
+    #[test]
+    fn a_bar_and_its_message_fit_a_terminal_of_80_columns() {
+        let eta = Some(Duration::from_secs(82));
+        assert_eq!(bar_line(&REPORT, eta), "90/500  loss 2.3457  10,240 tokens/s  exposed 12 %  eta 1m22s");
+        let long = StepReport {
+            step: 99_999,
+            steps: 100_000,
+            tokens_per_s: 1_234_567.0,
+            exposed_comm_ms: 200.0,
+            ..REPORT
+        };
+        let eta = Some(Duration::from_secs(45_240));
+        assert_eq!(bar_line(&long, eta), "99999  loss 2.3457  1,234,567 tokens/s  exposed 100 %  eta 12h34m");
+        let longest = StepReport { step: 1 << 40, steps: 1 << 40, ..long };
+        for report in [REPORT, long, longest] {
+            assert!(
+                BAR_WIDTH + 1 + bar_line(&report, eta).chars().count() <= 80,
+                "{}",
+                bar_line(&report, eta)
+            );
+        }
     }
 
     #[test]

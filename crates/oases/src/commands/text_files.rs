@@ -3,12 +3,18 @@
 use std::fs::{self, File};
 use std::path::Path;
 
+use oases_schedule::Bytes;
+
 use crate::config::{RunConfig, describe_io};
 use crate::environment::Environment;
 use crate::error::UserError;
 
-/// Checks every file; all problems are told together.
-pub fn check(config: &RunConfig, environment: &Environment) -> Result<(), UserError> {
+/// Checks every file against the memory that is available; all problems are told together. The bytes of all of them.
+pub fn check(
+    config: &RunConfig,
+    environment: &Environment,
+    available: Option<u64>,
+) -> Result<Bytes, UserError> {
     let mut problems = Vec::new();
     let mut bytes = 0u64;
     for path in &config.data.text {
@@ -28,7 +34,17 @@ pub fn check(config: &RunConfig, environment: &Environment) -> Result<(), UserEr
             format!("give at least {least} bytes in `data.text`, or make `model.sequence` smaller"),
         ));
     }
-    UserError::all(problems).map_or(Ok(()), Err)
+    if let Some(available) = available.filter(|available| problems.is_empty() && bytes > *available) {
+        problems.push(UserError::new(
+            format!(
+                "the text takes {}, more than the {} of memory that are available",
+                Bytes(bytes),
+                Bytes(available)
+            ),
+            "a run holds all of its text in memory; list fewer or smaller files in `data.text`",
+        ));
+    }
+    UserError::all(problems).map_or(Ok(Bytes(bytes)), Err)
 }
 
 /// The length of a file that can be read, or why it cannot.

@@ -1,33 +1,51 @@
 //! `oases train`: trains a model and writes its run folder.
 
 use oases_schedule::Bytes;
+use oases_train::metrics::Summary;
+use oases_train::run_dir::RunPaths;
 use oases_train::{Event, Job};
 
 use super::{plan_run, text_files};
 use crate::args::{Format, TrainArgs};
-use crate::config;
+use crate::config::{self, RunConfig};
 use crate::doctor;
 use crate::environment::Environment;
 use crate::error::UserError;
-use crate::progress::{CheckpointReport, EvaluationReport, Progress, StepReport};
+use crate::progress::{CheckpointReport, EvaluationReport, Progress, StepReport, thousands};
 use crate::terminal::{self, Terminal};
 
 /// Trains.
 pub fn run(args: &TrainArgs, environment: &Environment, terminal: &Terminal) -> anyhow::Result<()> {
     let config = config::load(&args.config.path, &args.config.overrides, environment)?;
-    text_files::check(&config, environment)?;
-    let options = plan_run::options(&config, args.resume, environment.fault);
+    let fault = environment.fault(config.parallel.tensor)?;
+    // Asked before the text is read, which it then holds: asked later, it would be without the text.
+    let available = doctor::available_memory();
+    let text = text_files::check(&config, environment, available)?;
+    let options = plan_run::options(&config, args.resume, fault);
     oases_train::request(&options).map_err(plan_run::told)?;
     let workspace = plan_run::workspace(&options);
     let job = Job::prepare(options, workspace).map_err(plan_run::told)?;
 
-    check_memory(&job)?;
+    check_memory(job.arena_bytes(), u64::from(job.options.tensor), text, available)?;
 
     let steps = config.train.steps;
+    let changes = if args.resume { changes(&config) } else { Vec::new() };
+    let mut first = 0;
     let mut progress: Option<Progress> = None;
     let outcome = oases_train::train(job, &mut |event| {
-        let progress = progress.get_or_insert_with(|| Progress::new(*terminal, first_step(event), steps));
+        if let Event::Started { step, .. } = event {
+            first = *step;
+        }
+        let progress = progress.get_or_insert_with(|| Progress::new(*terminal, first, steps));
         show(progress, event, steps);
+        if let Event::Started { resumed_from, .. } = event {
+            if args.resume && resumed_from.is_none() {
+                progress.line("no checkpoint yet, starting from step 1");
+            }
+            if !changes.is_empty() {
+                progress.line(&format!("resuming with other settings: {}", changes.join(", ")));
+            }
+        }
     });
     if let Some(progress) = progress {
         progress.finish();
@@ -36,15 +54,7 @@ pub fn run(args: &TrainArgs, environment: &Environment, terminal: &Terminal) -> 
     match args.format {
         Format::Json => terminal::print(&format!("{}\n", serde_json::to_string_pretty(&summary)?)),
         Format::Text => {
-            let exposed = 100.0 * summary.exposed_comm_ms / summary.step_ms;
-            terminal.line(&format!(
-                "{} steps in {:.1} s, {:.0} tokens/s, {exposed:.1} % of a step exposed communication; loss {:.4}{}",
-                summary.steps,
-                summary.seconds,
-                summary.tokens_per_s,
-                summary.train_loss,
-                summary.val_loss.map_or(String::new(), |loss| format!(", validation {loss:.4}")),
-            ));
+            terminal.line(&outcome_line(first, &summary));
             terminal.line(&format!("the run is in {}", config.run.dir.display()));
             Ok(())
         }
@@ -52,27 +62,46 @@ pub fn run(args: &TrainArgs, environment: &Environment, terminal: &Terminal) -> 
 }
 
 /// A run that would not fit is refused before anything is allocated or written.
-fn check_memory(job: &Job) -> Result<(), UserError> {
-    let Some(available) = doctor::available_memory() else { return Ok(()) };
-    let (arena, ranks) = (job.arena_bytes(), u64::from(job.options.tensor));
-    let needed = Bytes(arena.0.saturating_mul(ranks));
+fn check_memory(arena: Bytes, ranks: u64, text: Bytes, available: Option<u64>) -> Result<(), UserError> {
+    let Some(available) = available else { return Ok(()) };
+    let needed = Bytes(arena.0.saturating_mul(ranks).saturating_add(text.0));
     if needed.0 <= available {
         return Ok(());
     }
     Err(UserError::new(
         format!(
-            "the run needs {needed} ({arena} for each of {ranks} ranks); {} are available",
+            "the run needs {needed} ({arena} for each of {ranks} ranks, {text} for the text); {} are available",
             Bytes(available)
         ),
         "lower train.batch or raise schedule.micro_batches; `oases explain` shows what fills the memory",
     ))
 }
 
-fn first_step(event: &Event) -> u64 {
-    match event {
-        Event::Started { step, .. } => *step,
-        _ => 0,
-    }
+/// How the settings differ from those that the run in the folder has had so far. Asked before the run starts, which
+/// replaces those.
+fn changes(config: &RunConfig) -> Vec<String> {
+    // A folder that cannot be read is not told here: the run is about to be refused for it.
+    let saved = std::fs::read_to_string(RunPaths::new(&config.run.dir).config()).unwrap_or_default();
+    if saved.is_empty() { Vec::new() } else { config::changes(&saved, &config.to_toml()) }
+}
+
+/// What this process did, after the `first` steps that were done before it, and where the run stands.
+fn outcome_line(first: u64, summary: &Summary) -> String {
+    let steps = match (first, summary.steps) {
+        (0, 1) => "1 step".to_string(),
+        (0, steps) => format!("{} steps", thousands(steps as f64)),
+        (first, steps) if first >= steps => "no step was left to do; finished".to_string(),
+        (first, steps) if first + 1 == steps => format!("step {}", thousands(steps as f64)),
+        (first, steps) => format!("steps {} to {}", thousands((first + 1) as f64), thousands(steps as f64)),
+    };
+    format!(
+        "{steps} in {:.1} s, {} tokens/s including evaluations, {:.1} % of a step exposed communication; loss {:.4}{}",
+        summary.seconds,
+        thousands(summary.tokens_per_s),
+        100.0 * summary.exposed_comm_ms / summary.step_ms,
+        summary.train_loss,
+        summary.val_loss.map_or(String::new(), |loss| format!(", validation {loss:.4}")),
+    )
 }
 
 fn show(progress: &mut Progress, event: &Event, steps: u64) {
@@ -102,5 +131,56 @@ fn show(progress: &mut Progress, event: &Event, steps: u64) {
             }
         }
         Event::Checkpoint { step, path } => progress.checkpoint(&CheckpointReport { step: *step, path }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arenas_count_for_each_rank_and_the_text_once() {
+        let check = |available| check_memory(Bytes(100), 2, Bytes(50), available);
+        assert_eq!((check(Some(250)), check(None)), (Ok(()), Ok(())));
+        let message = check(Some(249)).unwrap_err().to_string();
+        let [needed, arena, text, available] = [250, 100, 50, 249].map(|bytes| Bytes(bytes).to_string());
+        assert_eq!(
+            message,
+            format!(
+                "the run needs {needed} ({arena} for each of 2 ranks, {text} for the text); {available} are available"
+            )
+        );
+        assert!(check_memory(Bytes(u64::MAX), 2, Bytes(1), Some(1)).is_err(), "no overflow");
+    }
+
+    #[test]
+    fn the_last_line_tells_what_this_process_did() {
+        let summary = Summary {
+            steps: 1300,
+            tokens: 1300 * 2048,
+            train_loss: 1.5,
+            val_loss: Some(1.84),
+            seconds: 11.84,
+            tokens_per_s: 10240.4,
+            step_ms: 200.0,
+            compute_ms: 175.0,
+            exposed_comm_ms: 25.0,
+            arena_bytes_planned: 0,
+            arena_bytes_used: 0,
+            schedule: "oases".to_string(),
+            tensor: 2,
+            parameters: 0,
+            checkpoint: None,
+        };
+        let rest = "in 11.8 s, 10,240 tokens/s including evaluations, 12.5 % of a step exposed communication; \
+                    loss 1.5000, validation 1.8400";
+        for (first, steps) in [
+            (0, "1,300 steps"),
+            (1000, "steps 1,001 to 1,300"),
+            (1299, "step 1,300"),
+            (1300, "no step was left to do; finished"),
+        ] {
+            assert_eq!(outcome_line(first, &summary), format!("{steps} {rest}"));
+        }
     }
 }

@@ -64,8 +64,14 @@ const MAX_COUNT: u64 = 1 << 40;
 
 const POSITIVE: Accepts = Accepts::Number(Excluded(0.0), Unbounded);
 const NOT_NEGATIVE: Accepts = Accepts::Number(Included(0.0), Unbounded);
-const BELOW_ONE: Accepts = Accepts::Number(Included(0.0), Excluded(1.0));
-const BETWEEN_ZERO_AND_ONE: Accepts = Accepts::Number(Excluded(0.0), Excluded(1.0));
+/// These are computed with in 32 bits, where what is nearer to 1 becomes 1.
+const BELOW_ONE: Accepts = Accepts::Number(Included(0.0), Included(0.999_999));
+/// These keep a divisor from 0, in 32 bits too, where what is much smaller becomes 0.
+const EPSILON: Accepts = Accepts::Number(Included(1e-30), Unbounded);
+/// A smaller part would be empty of any text that fits into memory.
+const SHARE_OF_TEXT: Accepts = Accepts::Number(Included(1e-6), Included(0.999_999));
+/// Ranks are threads of one process, which all hold a part of every block.
+const MAX_RANKS: u64 = 64;
 
 const fn key(
     path: &'static str,
@@ -92,10 +98,10 @@ pub const KEYS: &[Key] = &[
     key("model.vocabulary", Integer(256, MAX_SIZE), Value("256"), "256", "the number of tokens; text is read as bytes, which need 256"),
     key("model.dropout", BELOW_ONE, Value("0.0"), "0.1", "the share of activations dropped in training"),
     key("model.tied", Flag, Value("true"), "true", "whether the head uses the embedding's weights"),
-    key("model.norm_epsilon", POSITIVE, Value("1e-5"), "1e-5", "added to the variance in a normalisation"),
+    key("model.norm_epsilon", EPSILON, Value("1e-5"), "1e-5", "added to the variance in a normalisation"),
     key("data.text", Paths, Required, "[\"data/moby_dick.txt\"]", "the text files to train on; relative paths start at the current directory"),
-    key("data.validation", BETWEEN_ZERO_AND_ONE, Value("0.05"), "0.05", "the share of the text kept for validation"),
-    key("parallel.tensor", Integer(1, 1024), Value("1"), "2", "the tensor parallel degree: over how many ranks each block is cut"),
+    key("data.validation", SHARE_OF_TEXT, Value("0.05"), "0.05", "the share of the text kept for validation"),
+    key("parallel.tensor", Integer(1, MAX_RANKS), Value("1"), "2", "the tensor parallel degree: over how many ranks, threads of one process, each block is cut; at most 64"),
     key("schedule.name", Word(SCHEDULES), Value("\"oases\""), "\"oases\"", "the schedule of a training step"),
     key("schedule.sub_batches", Integer(1, 4), Value("2"), "2", "into how many parts a micro-batch is cut, so that one computes while another communicates"),
     key("schedule.micro_batches", Integer(1, MAX_SIZE), Value("1"), "1", "over how many micro-batches gradients are accumulated before a step"),
@@ -109,14 +115,14 @@ pub const KEYS: &[Key] = &[
     key("train.weight_decay", NOT_NEGATIVE, Value("0.1"), "0.1", "the decoupled weight decay of AdamW, for matrices only"),
     key("train.beta1", BELOW_ONE, Value("0.9"), "0.9", "the decay of AdamW's first moment"),
     key("train.beta2", BELOW_ONE, Value("0.95"), "0.95", "the decay of AdamW's second moment"),
-    key("train.epsilon", POSITIVE, Value("1e-8"), "1e-8", "added to the root of AdamW's second moment"),
+    key("train.epsilon", EPSILON, Value("1e-8"), "1e-8", "added to the root of AdamW's second moment"),
     key("train.clip", POSITIVE, Value("1.0"), "1.0", "the global gradient norm above which gradients are scaled down"),
     key("train.seed", Integer(0, i64::MAX as u64), Value("0"), "0", "the seed of initial weights, dropout and the order of the data"),
     key("train.eval_every", Integer(1, MAX_COUNT), Value("100"), "100", "after how many steps the validation loss is taken; it always is after the last"),
     key("train.checkpoint_every", Integer(1, MAX_COUNT), Derived("`train.eval_every`"), "100", "after how many steps a checkpoint is written; one always is after the last"),
     key("train.keep_checkpoints", Integer(1, MAX_SIZE), Value("2"), "2", "how many of the newest checkpoints are kept"),
     key("run.dir", Text, Derived("runs/ and the configuration's name"), "\"runs/quickstart\"", "the folder that the run writes to"),
-    key("run.timeout_s", Accepts::Number(Excluded(0.0), Included(1e6)), Value("60.0"), "60.0", "the seconds after which a rank that others wait for counts as lost"),
+    key("run.timeout_s", Accepts::Number(Included(0.001), Included(1e6)), Value("60.0"), "60.0", "the seconds after which a rank that others wait for counts as lost"),
 ];
 
 /// Sections that may be left out as a whole, and mean something by that.
@@ -157,10 +163,10 @@ impl Accepts {
         match self {
             Integer(low, high) if *high >= i64::MAX as u64 => format!("a whole number of at least {low}"),
             Integer(low, high) => format!("a whole number from {low} to {high}"),
-            Accepts::Number(low, high) => match (low, high) {
-                (Excluded(low), Unbounded) => format!("a number above {low}"),
-                (Included(low), Unbounded) => format!("a number of at least {low}"),
-                (low, high) => format!("a number in {}", interval(*low, *high)),
+            Accepts::Number(low, high) => match (*low, *high) {
+                (Excluded(low), Unbounded) => format!("a number above {}", short(low)),
+                (Included(low), Unbounded) => format!("a number of at least {}", short(low)),
+                (low, high) => format!("a number in {}", interval(low, high)),
             },
             Flag => "true or false".to_string(),
             Text => "text in quotes".to_string(),
@@ -177,15 +183,20 @@ impl Accepts {
 
 fn interval(low: Bound<f64>, high: Bound<f64>) -> String {
     let left = match low {
-        Included(low) => format!("[{low}"),
-        Excluded(low) => format!("({low}"),
+        Included(low) => format!("[{}", short(low)),
+        Excluded(low) => format!("({}", short(low)),
         Unbounded => "(-inf".to_string(),
     };
     match high {
-        Included(high) => format!("{left}, {high}]"),
-        Excluded(high) => format!("{left}, {high})"),
+        Included(high) => format!("{left}, {}]", short(high)),
+        Excluded(high) => format!("{left}, {})", short(high)),
         Unbounded => format!("{left}, inf)"),
     }
+}
+
+/// A bound without a row of zeros.
+fn short(bound: f64) -> String {
+    if bound != 0.0 && bound.abs() < 1e-4 { format!("{bound:e}") } else { bound.to_string() }
 }
 
 fn quoted_list(words: &[&str]) -> String {
@@ -257,7 +268,11 @@ mod tests {
     #[test]
     fn what_is_accepted_reads_well() {
         let words = |path| find(path).unwrap().accepts.words();
-        assert_eq!(words("model.dropout"), "a number in [0, 1)");
+        assert_eq!(words("model.dropout"), "a number in [0, 0.999999]");
+        assert_eq!(words("data.validation"), "a number in [1e-6, 0.999999]");
+        assert_eq!(words("train.epsilon"), "a number of at least 1e-30");
+        assert_eq!(words("run.timeout_s"), "a number in [0.001, 1000000]");
+        assert_eq!(words("parallel.tensor"), "a whole number from 1 to 64");
         assert_eq!(words("train.clip"), "a number above 0");
         assert_eq!(words("train.weight_decay"), "a number of at least 0");
         assert_eq!(words("train.seed"), "a whole number of at least 0");

@@ -1,8 +1,9 @@
 //! From what the user typed to what will be done: a TOML file and `--set` overrides become a [`RunConfig`].
 //!
 //! `document` keeps what was typed and where, `keys` is the table of all keys, `reader` takes typed values out of the
-//! document, `rules` relates them, `resolved` is the outcome. Nothing here opens any file but the configuration.
+//! document, `rules` relates them, `resolved` is the outcome, `changes` compares two. Nothing here opens any file but the configuration.
 
+mod changes;
 mod document;
 pub mod keys;
 mod reader;
@@ -16,6 +17,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
+pub use changes::changes;
 pub use document::Override;
 pub use resolved::RunConfig;
 

@@ -45,7 +45,7 @@ pub struct ModelConfig {
     pub sequence: usize,
     /// Tokens that exist.
     pub vocabulary: usize,
-    /// Share of activations dropped in training, in [0, 1).
+    /// Share of activations dropped in training, from 0 to below 1, in 32 bits too.
     pub dropout: f64,
     /// Whether the head uses the embedding's weights.
     pub tied: bool,
@@ -58,7 +58,7 @@ pub struct ModelConfig {
 pub struct DataConfig {
     /// Text files, at least one; relative to the current directory.
     pub text: Vec<PathBuf>,
-    /// Share of the text kept for validation, in (0, 1).
+    /// Share of the text kept for validation, from a millionth to all but a millionth.
     pub validation: f64,
 }
 

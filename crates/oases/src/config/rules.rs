@@ -5,7 +5,8 @@
 //! 3. `schedule.micro_batches` divides `train.batch`.
 //! 4. A micro-batch has at least one sequence for each of its sub-batches.
 //! 5. `train.warmup` is at most `train.steps`.
-//! 6. The model and a sequence's activations are of a size that some machine could hold.
+//! 6. A step is of at most 200,000 layers × micro-batches × sub-batches: it is built as a value before anything runs.
+//! 7. The model and a sequence's activations are of a size that some machine could hold.
 
 use super::resolved::RunConfig;
 
@@ -22,10 +23,18 @@ pub struct BrokenRule {
 
 /// All rules that this configuration breaks. Any values are safe to ask about.
 pub fn broken_rules(config: &RunConfig) -> Vec<BrokenRule> {
-    [heads(config), tensor(config), micro_batches(config), sub_batches(config), warmup(config), size(config)]
-        .into_iter()
-        .flatten()
-        .collect()
+    [
+        heads(config),
+        tensor(config),
+        micro_batches(config),
+        sub_batches(config),
+        warmup(config),
+        length(config),
+        size(config),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 fn heads(config: &RunConfig) -> Option<BrokenRule> {
@@ -108,7 +117,43 @@ fn warmup(config: &RunConfig) -> Option<BrokenRule> {
     Some(BrokenRule {
         keys: vec!["train.warmup", "train.steps"],
         message: format!("`train.warmup` = {warmup} is more than `train.steps` = {steps}"),
-        hint: format!("the learning rate would never reach its peak; a tenth of the steps is {}", steps / 10),
+        hint: format!(
+            "set `train.warmup` to at most {steps}, for example with `--set train.warmup={}`; a tenth of the steps \
+             is usual",
+            (steps / 10).max(1)
+        ),
+    })
+}
+
+/// Layers × micro-batches × sub-batches of a step whose schedule is built and planned in seconds.
+const MAX_LENGTH: usize = 200_000;
+
+fn length(config: &RunConfig) -> Option<BrokenRule> {
+    let layers = config.model.layers;
+    let (micro_batches, sub_batches) = (config.schedule.micro_batches, config.schedule.sub_batches);
+    let of_a_micro_batch = layers.saturating_mul(sub_batches);
+    let length = of_a_micro_batch.saturating_mul(micro_batches);
+    if length <= MAX_LENGTH {
+        return None;
+    }
+    let most = MAX_LENGTH / of_a_micro_batch;
+    let fitting = divisors(config.train.batch).into_iter().take_while(|count| *count <= most).last();
+    let hint = match fitting {
+        Some(fitting) => format!("set `schedule.micro_batches` to {fitting}, or make `model.layers` smaller"),
+        None => {
+            format!(
+                "with {sub_batches} sub-batches a model can have {} layers",
+                MAX_LENGTH / sub_batches.max(1)
+            )
+        }
+    };
+    Some(BrokenRule {
+        keys: vec!["schedule.micro_batches", "model.layers", "schedule.sub_batches", "train.batch"],
+        message: format!(
+            "the schedule would be too long: `model.layers` = {layers} × `schedule.micro_batches` = {micro_batches} × \
+             `schedule.sub_batches` = {sub_batches} is {length}, more than {MAX_LENGTH}"
+        ),
+        hint,
     })
 }
 

@@ -23,7 +23,7 @@ fn what_is_saved_reads_back_as_the_same_configuration() {
         (QUICKSTART, &["link.bandwidth=1.23456789 GB/s", "link.latency=33.3 us"]),
         (
             QUICKSTART,
-            &["train.learning_rate=0.1234567890123456789", "train.epsilon=3e-300", "data.validation=1e-5"],
+            &["train.learning_rate=0.1234567890123456789", "train.epsilon=3e-30", "data.validation=1e-5"],
         ),
         (
             QUICKSTART,
@@ -92,7 +92,7 @@ fn all_problems_are_told_together_in_the_order_of_the_file() {
             "x.toml:9: unknown section `[trian]`",
             "x.toml:1: `model.hidden` is missing",
             "x.toml:4: `model.heads` must be a whole number from 1 to 65536, not \"two\"",
-            "x.toml:6: `model.dropout` must be a number in [0, 1), not 1.5",
+            "x.toml:6: `model.dropout` must be a number in [0, 0.999999], not 1.5",
             "x.toml:8: `data.text` must be a list of paths, not an empty list",
             "x.toml:12: `train.steps` must be a whole number from 1 to 1099511627776, not 0",
             "x.toml:11: `train.learning_rate` is missing",
@@ -155,6 +155,55 @@ fn numbers_that_are_none_are_refused() {
             "{value}"
         );
     }
+}
+
+#[test]
+fn numbers_at_the_ends_of_what_32_bits_tell_apart_are_refused() {
+    for key in ["model.dropout", "train.beta1", "train.beta2"] {
+        assert!(problems(&[&format!("{key}=0.99999999")]).contains("in [0, 0.999999]"), "{key}");
+        assert!(resolve_with(QUICKSTART, &[&format!("{key}=0.999999")]).is_ok(), "{key}");
+        assert!((0.999_999_f64 as f32) < 1.0);
+    }
+    for key in ["train.epsilon", "model.norm_epsilon"] {
+        assert!(problems(&[&format!("{key}=1e-46")]).contains("of at least 1e-30"), "{key}");
+        assert!(resolve_with(QUICKSTART, &[&format!("{key}=1e-30")]).is_ok(), "{key}");
+        assert!((1e-30_f64 as f32) > 0.0);
+    }
+    for value in ["1e-20", "9e-7", "0.9999999"] {
+        assert!(problems(&[&format!("data.validation={value}")]).contains("in [1e-6, 0.999999]"), "{value}");
+    }
+    assert!(resolve_with(QUICKSTART, &["data.validation=1e-6"]).is_ok());
+    assert!(problems(&["run.timeout_s=1e-9"]).contains("in [0.001, 1000000]"));
+    assert!(problems(&["parallel.tensor=65"]).contains("from 1 to 64"));
+}
+
+#[test]
+fn a_schedule_is_no_longer_than_can_be_built() {
+    let sets = ["model.layers=100", "train.batch=4096", "schedule.micro_batches=1024"];
+    let long = resolve_with(QUICKSTART, &sets).unwrap_err();
+    assert_eq!(
+        long.to_string(),
+        "--set: the schedule would be too long: `model.layers` = 100 × `schedule.micro_batches` = 1024 × \
+         `schedule.sub_batches` = 2 is 204800, more than 200000"
+    );
+    assert!(format!("{long:?}").contains("set `schedule.micro_batches` to 512, or"), "{long:?}");
+    assert!(
+        resolve_with(QUICKSTART, &["model.layers=100", "train.batch=4000", "schedule.micro_batches=1000"])
+            .is_ok()
+    );
+    let deep = resolve_with(QUICKSTART, &["model.layers=65536", "schedule.sub_batches=4"]).unwrap_err();
+    assert!(format!("{deep:?}").contains("with 4 sub-batches a model can have 50000 layers"), "{deep:?}");
+}
+
+#[test]
+fn the_warmup_that_is_suggested_works() {
+    let sets = ["train.steps=6", "train.warmup=50"];
+    let hint = format!("{:?}", resolve_with(QUICKSTART, &sets).unwrap_err());
+    assert!(
+        hint.contains("set `train.warmup` to at most 6, for example with `--set train.warmup=1`;"),
+        "{hint}"
+    );
+    assert!(resolve_with(QUICKSTART, &["train.steps=6", "train.warmup=1"]).is_ok());
 }
 
 #[test]

@@ -149,7 +149,7 @@ fn annotated(schedule: &Schedule) -> String {
                 let under: Vec<String> = schedule.instructions[start..index]
                     .iter()
                     .filter(|i| !matches!(i, Instruction::Start { .. } | Instruction::Sync { .. }))
-                    .map(|instruction| without_options(instruction))
+                    .map(without_options)
                     .collect();
                 let comment = if under.is_empty() {
                     "exposed".to_owned()

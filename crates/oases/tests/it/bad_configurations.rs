@@ -26,8 +26,9 @@ const BAD_VALUES: &[(&[&str], &str, &str)] = &[
     ),
     (
         &["parallel.tensor=0"],
-        "--set: `parallel.tensor` must be a whole number from 1 to 1024, not 0",
-        "`parallel.tensor` is the tensor parallel degree: over how many ranks each block is cut; for example `tensor = 2`",
+        "--set: `parallel.tensor` must be a whole number from 1 to 64, not 0",
+        "`parallel.tensor` is the tensor parallel degree: over how many ranks, threads of one process, each block is cut; \
+         at most 64; for example `tensor = 2`",
     ),
     (
         &["schedule.micro_batches=3"],
@@ -68,12 +69,12 @@ const BAD_VALUES: &[(&[&str], &str, &str)] = &[
     ),
     (
         &["model.dropout=1"],
-        "--set: `model.dropout` must be a number in [0, 1), not 1",
+        "--set: `model.dropout` must be a number in [0, 0.999999], not 1",
         "`model.dropout` is the share of activations dropped in training; for example `dropout = 0.1`",
     ),
     (
         &["data.validation=0"],
-        "--set: `data.validation` must be a number in (0, 1), not 0",
+        "--set: `data.validation` must be a number in [1e-6, 0.999999], not 0",
         "`data.validation` is the share of the text kept for validation; for example `validation = 0.05`",
     ),
     (
@@ -89,7 +90,19 @@ const BAD_VALUES: &[(&[&str], &str, &str)] = &[
     (
         &["train.warmup=11"],
         "--set: `train.warmup` = 11 is more than `train.steps` = 10",
-        "the learning rate would never reach its peak; a tenth of the steps is 1",
+        "set `train.warmup` to at most 10, for example with `--set train.warmup=1`; a tenth of the steps is usual",
+    ),
+    (
+        &["train.batch=131072", "schedule.micro_batches=131072", "schedule.sub_batches=1", "model.layers=2"],
+        "--set: the schedule would be too long: `model.layers` = 2 × `schedule.micro_batches` = 131072 × \
+         `schedule.sub_batches` = 1 is 262144, more than 200000",
+        "set `schedule.micro_batches` to 65536, or make `model.layers` smaller",
+    ),
+    (
+        &["run.timeout_s=0"],
+        "--set: `run.timeout_s` must be a number in [0.001, 1000000], not 0",
+        "`run.timeout_s` is the seconds after which a rank that others wait for counts as lost; for example \
+         `timeout_s = 60.0`",
     ),
     (
         &["train.steps=many"],

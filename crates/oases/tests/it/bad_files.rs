@@ -83,6 +83,29 @@ fn a_text_shorter_than_two_sequences_is_refused() {
 }
 
 #[test]
+#[cfg(target_os = "linux")]
+fn a_text_larger_than_the_memory_is_refused_unread() {
+    let folder = Folder::with_good_configuration();
+    // Without contents, it takes no room on the disk.
+    let text = fs::File::create(folder.path().join("text.txt")).unwrap();
+    text.set_len(1 << 42).unwrap();
+    let outcome = folder.oases(&["train", "good.toml"]);
+    assert_eq!((outcome.code, outcome.stdout.as_str()), (2, ""), "{}", outcome.stderr);
+    assert!(
+        outcome.stderr.starts_with("error: the text takes 4096.0 GiB, more than the "),
+        "{}",
+        outcome.stderr
+    );
+    assert!(
+        outcome.stderr.ends_with(
+            "\n\nhint: a run holds all of its text in memory; list fewer or smaller files in `data.text`\n"
+        ),
+        "{}",
+        outcome.stderr
+    );
+}
+
+#[test]
 fn a_pipe_is_not_waited_for() {
     if !cfg!(unix) {
         return;

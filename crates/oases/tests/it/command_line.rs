@@ -102,3 +102,48 @@ fn the_program_and_each_command_have_a_manual_page() {
         assert!(outcome.stdout.contains(title), "{arguments:?}\n{}", outcome.stdout);
     }
 }
+
+#[test]
+fn a_fault_that_no_run_could_have_is_refused_by_train_alone() {
+    let folder = Folder::with_good_configuration();
+    let run = |arguments: &[&str], fault| {
+        let output = folder.command(arguments).env("OASES_FAULT", fault).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    let hint = "hint: write KIND:RANK:STEP, such as panic:1:3, or unset it; the kinds are panic, hang and nan, ranks \
+                count from 0 and steps from 1\n";
+    for fault in ["bogus", "panic:1", "panic:0:0"] {
+        let error =
+            format!("error: OASES_FAULT must have the form KIND:RANK:STEP, not \"{fault}\"\n\n{hint}");
+        assert_eq!(run(&["train", "good.toml"], fault), (Some(2), error));
+    }
+    let error = "error: OASES_FAULT=\"panic:1:3\" names rank 1, but the last rank of this run is 0";
+    assert_eq!(run(&["train", "good.toml"], "panic:1:3"), (Some(2), format!("{error}\n\n{hint}")));
+    assert_eq!(run(&["explain", "good.toml"], "bogus"), (Some(0), String::new()));
+}
+
+#[test]
+fn a_resumed_run_says_where_it_starts_what_changed_and_what_it_did() {
+    let folder = Folder::with_good_configuration();
+    let failed = folder.command(&["train", "good.toml"]).env("OASES_FAULT", "panic:0:1").output().unwrap();
+    assert_eq!(failed.status.code(), Some(1));
+
+    let first = folder.oases(&["train", "good.toml", "--resume"]);
+    assert_eq!(first.code, 0, "{}", first.stderr);
+    assert!(first.stderr.starts_with("no checkpoint yet, starting from step 1\n"), "{}", first.stderr);
+    assert!(!first.stderr.contains("other settings"), "{}", first.stderr);
+    assert!(first.stderr.contains("\n10 steps in "), "{}", first.stderr);
+    assert!(first.stderr.contains(" tokens/s including evaluations, "), "{}", first.stderr);
+
+    let sets = ["--set", "train.steps=13", "--set", "data.validation=0.1"];
+    let second = folder.oases(&[&["train", "good.toml", "--resume"], &sets[..]].concat());
+    assert_eq!(second.code, 0, "{}", second.stderr);
+    assert!(
+        second
+            .stderr
+            .contains("\nresuming with other settings: data.validation 0.05 → 0.1, train.steps 10 → 13\n"),
+        "{}",
+        second.stderr
+    );
+    assert!(second.stderr.contains("\nsteps 11 to 13 in "), "{}", second.stderr);
+}
