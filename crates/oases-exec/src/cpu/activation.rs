@@ -22,18 +22,6 @@ fn gelu_body(u_nm: &[f32], a_nm: &mut [f32]) {
     }
 }
 
-/// u becomes gelu(u), for a pass that needs no gradient or computes u again.
-pub fn gelu_in_place(u_nm: &mut [f32]) {
-    vectorized!(gelu_in_place_body(u_nm: &'a mut [f32]));
-}
-
-#[inline(always)]
-fn gelu_in_place_body(u_nm: &mut [f32]) {
-    for u in u_nm {
-        *u *= gates(*u).0;
-    }
-}
-
 /// In one pass `u_nm` becomes gelu(u), for the weight gradient of what follows, and `da_nm` becomes
 /// du = da·gelu'(u).
 pub fn gelu_backward(u_nm: &mut [f32], da_nm: &mut [f32]) {
@@ -92,9 +80,6 @@ mod tests {
         gelu(&u, &mut a);
         // Relative to max(1, |gelu|): four roundings.
         assert_close(&a, &expected, 3e-7);
-        let mut in_place = u;
-        gelu_in_place(&mut in_place);
-        assert_eq!(in_place, a);
     }
 
     #[test]

@@ -250,6 +250,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn every_schedule_that_can_be_built_can_be_asked_for() {
+        let mut built: Vec<&str> =
+            oases_schedule::passes::VARIANTS.iter().map(|variant| variant.name).collect();
+        let mut named = SCHEDULES.to_vec();
+        built.sort_unstable();
+        named.sort_unstable();
+        assert_eq!(named, built);
+    }
+
+    #[test]
     fn keys_are_unique_and_their_sections_stand_together() {
         let mut paths: Vec<&str> = KEYS.iter().map(|key| key.path).collect();
         paths.sort_unstable();
