@@ -28,7 +28,7 @@ impl Keep {
 }
 
 /// How far a recomputation goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Extent {
     /// Up to what backward reads: the last matrix product of the block is left out.
     Saved,
