@@ -54,6 +54,10 @@ pub trait Backend {
         accumulate: Accumulate,
     );
 
+    /// Puts the rows of `x` `[n, h]` together, which lies in `pieces` pieces `[n, h / pieces]` one behind the other, by way
+    /// of `scratch` `[n, h]`. The pieces are those of [`oases_schedule::Piece::range`].
+    fn columns_to_rows(&mut self, x: Span, scratch: Span, hidden: usize, pieces: u8);
+
     /// `x = residual + drop(x + term)`, in place of the reduced output `x` `[n, h]`.
     fn join(&mut self, x: Span, residual: Span, term: Term, hidden: usize, dropout: Option<Dropout>);
 

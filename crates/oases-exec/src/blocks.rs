@@ -4,7 +4,11 @@
 //! gradient of its output a partial gradient of its input. What completes them is a collective, and the start of the next
 //! instruction: `x[k+1] = x[k] + drop(AR(f(x[k])) + b)` and `G[k] = G[k+1] + AR(…)`.
 
-use oases_schedule::{BlockId, Extent, Model, Operands, Role, Slot, Span, Statics};
+use std::ops::Range;
+
+use oases_schedule::{
+    BlockId, Cut, Extent, Family, Model, Operands, Pass, Piece, Placed, Role, Scope, Slot, Span, Statics,
+};
 
 use crate::backend::Backend;
 use crate::inputs::StepInputs;
@@ -23,47 +27,52 @@ pub(crate) struct BlockCall<'a, B> {
 }
 
 impl<B: Backend> BlockCall<'_, B> {
-    pub(crate) fn forward(&mut self) {
+    pub(crate) fn forward(&mut self, extent: Extent) {
         self.join();
         match self.block {
             BlockId::Embed => self.embed(),
-            BlockId::Attn(_) => {
-                self.attention_saved();
-                self.project_out(Slot::Context);
-            }
-            BlockId::Mlp(_) => {
-                self.mlp_saved();
-                self.mlp_out();
-            }
+            BlockId::Attn(_) => self.attention(extent),
+            BlockId::Mlp(_) => self.mlp(extent),
             BlockId::Head => self.head(),
         }
     }
 
     pub(crate) fn recompute(&mut self, extent: Extent) {
         self.join();
-        match (self.block, extent) {
-            (BlockId::Attn(_), Extent::Saved) => self.attention_saved(),
-            (BlockId::Mlp(_), Extent::Saved) => self.mlp_saved(),
-            (BlockId::Attn(_), Extent::Output) => {
-                self.attention_saved();
-                self.project_out(Slot::Context);
-            }
-            (BlockId::Mlp(_), Extent::Output) => {
-                self.mlp_saved();
-                self.mlp_out();
-            }
-            (BlockId::Embed | BlockId::Head, _) => {
+        match self.block {
+            BlockId::Attn(_) => self.attention(extent),
+            BlockId::Mlp(_) => self.mlp(extent),
+            BlockId::Embed | BlockId::Head => {
                 unreachable!("the verifier refuses `recompute {}`", self.block)
             }
         }
     }
 
-    pub(crate) fn backward(&mut self) {
-        match self.block {
-            BlockId::Embed => self.embed_backward(),
-            BlockId::Attn(_) => self.attention_backward(),
-            BlockId::Mlp(_) => self.mlp_backward(),
-            BlockId::Head => self.head_backward(),
+    /// A piece of the product that ends a pass through the block.
+    pub(crate) fn tail(&mut self, pass: Pass, piece: Piece) {
+        match pass {
+            Pass::Forward | Pass::Recompute => self.project_out_piece(piece),
+            Pass::Backward => self.input_backward(piece.range(self.n())),
+        }
+    }
+
+    pub(crate) fn backward(&mut self, scope: Scope) {
+        if self.block == BlockId::Embed {
+            self.embed_backward();
+            return;
+        }
+        if scope != Scope::Weight {
+            match self.block {
+                BlockId::Attn(_) => self.attention_backward(),
+                BlockId::Mlp(_) => self.mlp_backward(),
+                BlockId::Embed | BlockId::Head => self.head_backward(),
+            }
+        }
+        if scope != Scope::Input {
+            self.weight_backward();
+        }
+        if matches!(scope, Scope::All | Scope::Input) {
+            self.input_backward(0..self.n());
         }
     }
 
@@ -153,7 +162,7 @@ impl<B: Backend> BlockCall<'_, B> {
 
     /// Completes the block's input, where it is not there yet, in place of the output of the block before.
     fn join(&mut self) {
-        let Some(before) = self.before.filter(|_| self.operands.joins) else { return };
+        let Some(before) = self.before.filter(|_| self.operands.joins > 0) else { return };
         let term = match before {
             BlockId::Embed => Term::Positions(self.statics.role(before, Role::Positions).weight),
             _ => match self.statics.role(before, Role::OutBias).weight {
@@ -163,6 +172,9 @@ impl<B: Backend> BlockCall<'_, B> {
         };
         let (x, residual, hidden) = (self.at(Slot::Input), self.at(Slot::Residual), self.model().hidden);
         let dropout = self.dropout(before);
+        if self.operands.joins > 1 {
+            self.backend.columns_to_rows(x, self.operands.span(Slot::Joined), hidden, self.operands.joins);
+        }
         self.backend.join(x, residual, term, hidden, dropout);
     }
 
@@ -173,22 +185,34 @@ impl<B: Backend> BlockCall<'_, B> {
         self.backend.layer_norm(x, gain, shift, epsilon, y, stats);
     }
 
-    /// Turns the gradient of the normalised input into that of the input, in place.
-    fn norm_backward(&mut self) {
-        let (gain, dgain, dshift) =
-            (self.weight(Role::NormGain), self.gradient(Role::NormGain), self.gradient(Role::NormShift));
-        let (x, stats, dy) = (self.at(Slot::Input), self.at(Slot::NormStats), self.at(Slot::InputGradient));
-        let accumulate = self.accumulate();
-        self.backend.layer_norm_backward(x, stats, gain, dy, dgain, dshift, accumulate);
-    }
-
-    /// Completes the gradient of the block's output; returns it behind dropout.
+    /// Completes the gradient of the block's output; the branch then has it behind dropout.
     fn incoming_gradient(&mut self) -> Span {
         let (gradient, upstream) = (self.at(Slot::Gradient), self.at(Slot::Upstream));
         let (branch, hidden) = (self.at(Slot::BranchGradient), self.model().hidden);
         let dropout = self.dropout(self.block);
         self.backend.join_backward(gradient, upstream, branch, hidden, dropout);
-        if branch.bytes > 0 { branch } else { gradient }
+        self.branch()
+    }
+
+    /// Gradient of the block's output behind dropout.
+    fn branch(&self) -> Span {
+        match self.at(Slot::BranchGradient) {
+            Span { bytes: 0, .. } => self.at(Slot::Gradient),
+            branch => branch,
+        }
+    }
+
+    /// The column-parallel product of the block: what its gradient is in, its columns, its weight, and the row-parallel
+    /// product's operand.
+    fn products(&self) -> (Slot, usize, Placed, Slot) {
+        let own = self.statics.role(self.block, Role::InWeight);
+        match Family::from(self.block) {
+            Family::Attn => (Slot::QkvGradient, self.qkv_columns(), own, Slot::Context),
+            Family::Mlp => (Slot::ActivationGradient, self.ffn(), own, Slot::PreActivation),
+            Family::Embed | Family::Head => {
+                (Slot::Logits, self.vocabulary().width, self.statics.logits(), Slot::Output)
+            }
+        }
     }
 
     /// `into = normalised · Wᵀ + b` for the column-parallel weights, `[n, columns]`.
@@ -201,46 +225,95 @@ impl<B: Backend> BlockCall<'_, B> {
         self.backend.matmul(c, a, b, bias, Accumulate::Overwrite);
     }
 
-    /// Gradients of [`BlockCall::project_in`], then of the normalisation: the block's partial input gradient.
-    fn project_in_backward(&mut self, gradient: Slot, columns: usize) {
+    /// Gradients of all parameters but the normalisation's.
+    fn weight_backward(&mut self) {
+        let (gradient, columns, placed, operand) = self.products();
+        if self.block != BlockId::Head {
+            self.out_weight_backward(operand);
+        }
         let (n, hidden, accumulate) = (self.n(), self.model().hidden, self.accumulate());
         let dy = Mat::new(self.at(gradient), n, columns);
         let x = Mat::new(self.at(Slot::Normalized), n, hidden);
-        let weight = Mat::new(self.weight(Role::InWeight), columns, hidden);
-        let dweight = Mat::new(self.gradient(Role::InWeight), columns, hidden);
-        let dx = Mat::new(self.at(Slot::InputGradient), n, hidden);
+        let dweight = Mat::new(placed.gradient, columns, hidden);
         self.backend.matmul(dweight, dy.t(), x, Span::default(), accumulate);
         let dbias = self.gradient(Role::InBias);
         if dbias.bytes > 0 {
             self.backend.bias_backward(dy.span, dbias, accumulate);
         }
-        self.backend.matmul(dx, dy, weight, Span::default(), Accumulate::Overwrite);
-        self.norm_backward();
+    }
+
+    /// The block's partial input gradient, for some rows: the gradient of the normalised input, then in place that of the
+    /// input, with the gradients of gain and shift.
+    fn input_backward(&mut self, rows: Range<usize>) {
+        let (gradient, columns, placed, _) = self.products();
+        let (n, hidden, accumulate) = (rows.len(), self.model().hidden, self.accumulate());
+        let dy = Mat::new(self.rows(gradient, columns, &rows), n, columns);
+        let weight = Mat::new(placed.weight, columns, hidden);
+        let dx = self.at(Slot::InputGradient);
+        self.backend.matmul(Mat::new(dx, n, hidden), dy, weight, Span::default(), Accumulate::Overwrite);
+        let (gain, dgain, dshift) =
+            (self.weight(Role::NormGain), self.gradient(Role::NormGain), self.gradient(Role::NormShift));
+        let (x, stats) = (self.rows(Slot::Input, hidden, &rows), self.rows(Slot::NormStats, 2, &rows));
+        self.backend.layer_norm_backward(x, stats, gain, dx, dgain, dshift, accumulate);
+    }
+
+    /// Some rows of a slot.
+    fn rows(&self, slot: Slot, columns: usize, rows: &Range<usize>) -> Span {
+        let row = columns * size_of::<f32>();
+        Span { offset: self.at(slot).offset + rows.start * row, bytes: rows.len() * row }
     }
 
     /// The partial output: `from · Wᵀ` for the row-parallel weight. Its bias is added after the all-reduce, once.
     fn project_out(&mut self, from: Slot) {
         let (n, hidden) = (self.n(), self.model().hidden);
-        let columns = self.at(from).bytes / size_of::<f32>() / n;
+        let columns = self.columns(from);
         let c = Mat::new(self.at(Slot::Output), n, hidden);
         let a = Mat::new(self.at(from), n, columns);
         let b = Mat::new(self.weight(Role::OutWeight), hidden, columns).t();
         self.backend.matmul(c, a, b, Span::default(), Accumulate::Overwrite);
     }
 
+    /// Some rows or columns of [`BlockCall::project_out`].
+    fn project_out_piece(&mut self, piece: Piece) {
+        let from = if let BlockId::Attn(_) = self.block { Slot::Context } else { Slot::Activated };
+        let (n, hidden, columns) = (self.n(), self.model().hidden, self.columns(from));
+        let weight = self.weight(Role::OutWeight);
+        let (a, b, rows, width) = match piece.cut {
+            Cut::Rows => {
+                let rows = piece.range(n);
+                (self.rows(from, columns, &rows), Mat::new(weight, hidden, columns), rows.len(), hidden)
+            }
+            Cut::Columns => {
+                let features = piece.range(hidden);
+                let row = columns * size_of::<f32>();
+                let offset = weight.offset + features.start * row;
+                let some = Span { offset, bytes: features.len() * row };
+                (self.at(from), Mat::new(some, features.len(), columns), n, features.len())
+            }
+        };
+        let c = Mat::new(self.at(Slot::Output), rows, width);
+        self.backend.matmul(c, Mat::new(a, rows, columns), b.t(), Span::default(), Accumulate::Overwrite);
+    }
+
+    /// Columns of a slot with a row for each token.
+    fn columns(&self, slot: Slot) -> usize {
+        self.at(slot).bytes / size_of::<f32>() / self.n()
+    }
+
     /// Gradient of the row-parallel product with respect to its input.
     fn project_out_backward(&mut self, branch: Span, into: Slot) {
         let (n, hidden) = (self.n(), self.model().hidden);
-        let columns = self.at(into).bytes / size_of::<f32>() / n;
+        let columns = self.columns(into);
         let c = Mat::new(self.at(into), n, columns);
         let b = Mat::new(self.weight(Role::OutWeight), hidden, columns);
         self.backend.matmul(c, Mat::new(branch, n, hidden), b, Span::default(), Accumulate::Overwrite);
     }
 
     /// Gradients of the row-parallel weight and bias; `from` is what the product read.
-    fn out_weight_backward(&mut self, branch: Span, from: Slot) {
+    fn out_weight_backward(&mut self, from: Slot) {
+        let branch = self.branch();
         let (n, hidden, accumulate) = (self.n(), self.model().hidden, self.accumulate());
-        let columns = self.at(from).bytes / size_of::<f32>() / n;
+        let columns = self.columns(from);
         let dweight = Mat::new(self.gradient(Role::OutWeight), hidden, columns);
         let input = Mat::new(self.at(from), n, columns);
         self.backend.matmul(dweight, Mat::new(branch, n, hidden).t(), input, Span::default(), accumulate);
@@ -272,47 +345,48 @@ impl<B: Backend> BlockCall<'_, B> {
 
     // Attention.
 
-    fn attention_saved(&mut self) {
-        self.norm();
-        self.project_in(Slot::Qkv, self.qkv_columns());
+    fn attention(&mut self, extent: Extent) {
+        if extent != Extent::Core {
+            self.norm();
+            self.project_in(Slot::Qkv, self.qkv_columns());
+        }
         let (qkv, out, lse) = (self.at(Slot::Qkv), self.at(Slot::Context), self.at(Slot::LogSumExp));
         let (shape, workspace) = (self.attention_shape(), self.at(Slot::Workspace));
         self.backend.attention(shape, qkv, out, lse, workspace);
+        if extent == Extent::Output {
+            self.project_out(Slot::Context);
+        }
     }
 
+    /// Up to the gradient of queries, keys and values.
     fn attention_backward(&mut self) {
         let branch = self.incoming_gradient();
         self.project_out_backward(branch, Slot::ContextGradient);
-        self.out_weight_backward(branch, Slot::Context);
         let (qkv, out, lse) = (self.at(Slot::Qkv), self.at(Slot::Context), self.at(Slot::LogSumExp));
         let (dout, dqkv) = (self.at(Slot::ContextGradient), self.at(Slot::QkvGradient));
         let (shape, workspace) = (self.attention_shape(), self.at(Slot::Workspace));
         self.backend.attention_backward(shape, qkv, out, lse, dout, dqkv, workspace);
-        self.project_in_backward(Slot::QkvGradient, self.qkv_columns());
     }
 
     // Multi-layer perceptron.
 
-    fn mlp_saved(&mut self) {
+    fn mlp(&mut self, extent: Extent) {
         self.norm();
         self.project_in(Slot::PreActivation, self.ffn());
+        if matches!(extent, Extent::Body | Extent::Output) {
+            self.backend.gelu(self.at(Slot::PreActivation), self.at(Slot::Activated));
+        }
+        if extent == Extent::Output {
+            self.project_out(Slot::Activated);
+        }
     }
 
-    fn mlp_out(&mut self) {
-        self.backend.gelu(self.operands.span(Slot::PreActivation), self.operands.span(Slot::Activated));
-        self.project_out(Slot::Activated);
-    }
-
+    /// Up to the gradient of the pre-activation. That is not needed again: the activation takes its place, for the weight's
+    /// gradient.
     fn mlp_backward(&mut self) {
         let branch = self.incoming_gradient();
         self.project_out_backward(branch, Slot::ActivationGradient);
-        // The pre-activation is not needed again: the activation takes its place, for the weight's gradient.
-        self.backend.gelu_backward(
-            self.operands.span(Slot::PreActivation),
-            self.operands.span(Slot::ActivationGradient),
-        );
-        self.out_weight_backward(branch, Slot::PreActivation);
-        self.project_in_backward(Slot::ActivationGradient, self.ffn());
+        self.backend.gelu_backward(self.at(Slot::PreActivation), self.at(Slot::ActivationGradient));
     }
 
     // Head.
@@ -332,19 +406,10 @@ impl<B: Backend> BlockCall<'_, B> {
         self.backend.logit_statistics(logits.span, targets, shard, own);
     }
 
+    /// The gradient of the logits, in their place.
     fn head_backward(&mut self) {
-        let (n, hidden, shard, accumulate) =
-            (self.n(), self.model().hidden, self.vocabulary(), self.accumulate());
         let (lse, targets) = (self.at(Slot::TokenLogSumExp), self.tokens(self.statics.targets));
-        let logits = Mat::new(self.at(Slot::Logits), n, shard.width);
-        self.backend.cross_entropy_backward(logits.span, lse, targets, shard, self.inputs.loss_scale);
-        let x = Mat::new(self.at(Slot::Normalized), n, hidden);
-        let placed = self.statics.logits();
-        let weight = Mat::new(placed.weight, shard.width, hidden);
-        let dweight = Mat::new(placed.gradient, shard.width, hidden);
-        self.backend.matmul(dweight, logits.t(), x, Span::default(), accumulate);
-        let dx = Mat::new(self.at(Slot::InputGradient), n, hidden);
-        self.backend.matmul(dx, logits, weight, Span::default(), Accumulate::Overwrite);
-        self.norm_backward();
+        let (logits, shard) = (self.at(Slot::Logits), self.vocabulary());
+        self.backend.cross_entropy_backward(logits, lse, targets, shard, self.inputs.loss_scale);
     }
 }

@@ -183,10 +183,11 @@ impl<B: Backend, C: Communicator<B::Region>> Step<'_, B, C> {
         let operands = &self.program.plan.operands[self.index];
         self.backend.begin(self.index, instruction, operands);
         match *instruction {
-            Instruction::Forward { block, .. } => self.on(block).forward(),
+            Instruction::Forward { block, extent, .. } => self.on(block).forward(extent),
             Instruction::Recompute { block, extent, .. } => self.on(block).recompute(extent),
             Instruction::Loss { .. } => self.on(BlockId::Head).loss(),
-            Instruction::Backward { block, .. } => self.on(block).backward(),
+            Instruction::Tail { pass, block, piece, .. } => self.on(block).tail(pass, piece),
+            Instruction::Backward { block, scope, .. } => self.on(block).backward(scope),
             Instruction::Start { collective, kind, .. } => {
                 let ticket = self.start(kind);
                 in_flight.push((collective, ticket));

@@ -85,6 +85,8 @@ impl<F: FnMut(&Instruction, &Operands) -> Duration> Backend for NullBackend<F> {
 
     fn embed_backward(&mut self, _: Span, _: Span, _: VocabularyShard, _: usize, _: Span, _: Accumulate) {}
 
+    fn columns_to_rows(&mut self, _: Span, _: Span, _: usize, _: u8) {}
+
     fn join(&mut self, _: Span, _: Span, _: Term, _: usize, _: Option<Dropout>) {}
 
     fn join_backward(&mut self, _: Span, _: Span, _: Span, _: usize, _: Option<Dropout>) {}

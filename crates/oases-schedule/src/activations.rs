@@ -2,9 +2,9 @@
 //!
 //! Sizes are those of one rank. Letters: n tokens of the part, h hidden, f ffn, V vocabulary, t TMP degree.
 
-use crate::ids::BlockId;
 use crate::model::{Mask, Model};
-use crate::schedule::Extent;
+use crate::operation::{Direction, Family, Operation};
+use crate::schedule::{Extent, Scope};
 use crate::units::{Bytes, Flops};
 
 /// The role of a buffer in an instruction. An operand is found by its slot.
@@ -49,6 +49,8 @@ pub enum Slot {
     ContextGradient,
     /// Gradient of the output, then of the input, of the non-linearity. `[n, f / t]`
     ActivationGradient,
+    /// A reduced output whose pieces are columns, put together. `[n, h]`
+    Joined,
     /// Tiles of the attention kernel.
     Workspace,
 }
@@ -58,34 +60,88 @@ impl Slot {
     pub const COUNT: usize = Slot::Workspace as usize + 1;
 }
 
-/// When in the life of a block a buffer is needed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Need {
-    /// Written by forward or recompute, read by backward.
+/// A value that lives inside a block, from one of its instructions to another. Each has buffers of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Inside {
+    /// What backward reads besides the input and the core's output.
     Saved,
-    /// Only inside instructions of these kinds.
-    Scratch(&'static [Moment]),
+    /// What the attention core puts out; empty in other blocks.
+    Core,
+    /// What the pieces of the last product read and nobody saved.
+    Operand,
+    /// What is left of a backward for `backward_weight` or for the pieces of its last product.
+    Delta,
 }
 
-/// A kind of instruction on a block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Moment {
-    /// `forward`
-    Forward,
-    /// `recompute`
-    RecomputeSaved,
-    /// `recompute … output`
-    RecomputeOutput,
-    /// `backward`
-    Backward,
-}
-
-impl From<Extent> for Moment {
-    fn from(extent: Extent) -> Moment {
-        match extent {
-            Extent::Saved => Moment::RecomputeSaved,
-            Extent::Output => Moment::RecomputeOutput,
+/// The buffers of a value inside a kind of block.
+pub(crate) fn inside(family: Family, value: Inside) -> &'static [Slot] {
+    match (family, value) {
+        (Family::Attn, Inside::Saved) => &[Slot::Normalized, Slot::NormStats, Slot::Qkv],
+        (Family::Attn, Inside::Core) => &[Slot::Context, Slot::LogSumExp],
+        (Family::Attn, Inside::Operand) => &[Slot::Context],
+        (Family::Attn, Inside::Delta) => &[Slot::QkvGradient, Slot::BranchGradient],
+        (Family::Mlp, Inside::Saved) => &[Slot::Normalized, Slot::NormStats, Slot::PreActivation],
+        (Family::Mlp, Inside::Operand) => &[Slot::Activated],
+        (Family::Mlp, Inside::Delta) => &[Slot::ActivationGradient, Slot::BranchGradient],
+        (Family::Head, Inside::Saved) => {
+            &[Slot::Normalized, Slot::NormStats, Slot::Logits, Slot::TokenLogSumExp]
         }
+        (Family::Mlp | Family::Head, Inside::Core)
+        | (Family::Head, Inside::Operand | Inside::Delta)
+        | (Family::Embed, _) => &[],
+    }
+}
+
+/// Every internal buffer that an operation works with, whether it is given, left behind or scratch.
+pub(crate) fn internals(operation: Operation) -> &'static [Slot] {
+    use Slot::{
+        Activated, ActivationGradient, BranchGradient, Context, ContextGradient, LogSumExp, Logits,
+        NormStats, Normalized, PreActivation, Qkv, QkvGradient, TokenLogSumExp, Workspace,
+    };
+    match operation {
+        Operation::Forward(Family::Attn, _)
+        | Operation::Recompute(Family::Attn, Extent::Saved | Extent::Body | Extent::Output) => {
+            &[Normalized, NormStats, Qkv, Context, LogSumExp, Workspace]
+        }
+        Operation::Recompute(Family::Attn, Extent::Core) => &[Qkv, Context, LogSumExp, Workspace],
+        Operation::Forward(Family::Mlp, _)
+        | Operation::Recompute(Family::Mlp, Extent::Body | Extent::Output) => {
+            &[Normalized, NormStats, PreActivation, Activated]
+        }
+        Operation::Recompute(Family::Mlp, Extent::Saved | Extent::Core) => {
+            &[Normalized, NormStats, PreActivation]
+        }
+        Operation::Forward(Family::Head, _) => &[Normalized, NormStats, Logits, TokenLogSumExp],
+        Operation::Tail(Direction::Forward, Family::Attn, _, _) => &[Context],
+        Operation::Tail(Direction::Forward, Family::Mlp, _, _) => &[Activated],
+        Operation::Tail(Direction::Backward, Family::Attn, _, _) => &[NormStats, QkvGradient],
+        Operation::Tail(Direction::Backward, Family::Mlp, _, _) => &[NormStats, ActivationGradient],
+        Operation::Tail(Direction::Backward, Family::Head, _, _) => &[NormStats, Logits],
+        Operation::Backward(Family::Embed, _) => &[BranchGradient],
+        Operation::Backward(Family::Attn, Scope::Weight) => {
+            &[Normalized, Context, QkvGradient, BranchGradient]
+        }
+        Operation::Backward(Family::Attn, _) => &[
+            Normalized,
+            NormStats,
+            Qkv,
+            Context,
+            LogSumExp,
+            Workspace,
+            ContextGradient,
+            QkvGradient,
+            BranchGradient,
+        ],
+        Operation::Backward(Family::Mlp, Scope::Weight) => {
+            &[Normalized, PreActivation, ActivationGradient, BranchGradient]
+        }
+        Operation::Backward(Family::Mlp, _) => {
+            &[Normalized, NormStats, PreActivation, ActivationGradient, BranchGradient]
+        }
+        Operation::Backward(Family::Head, Scope::Weight) => &[Normalized, Logits],
+        Operation::Backward(Family::Head, _) => &[Normalized, NormStats, Logits, TokenLogSumExp],
+        Operation::Loss => &[Logits, TokenLogSumExp],
+        _ => &[],
     }
 }
 
@@ -100,46 +156,12 @@ pub struct Workspace {
 
 const ELEMENT: usize = size_of::<f32>();
 
-/// Internal buffers of each kind of block.
-pub(crate) fn internals(block: BlockId) -> &'static [(Slot, Need)] {
-    use Moment::{Backward, Forward, RecomputeOutput, RecomputeSaved};
-    match block {
-        BlockId::Embed => &[(Slot::BranchGradient, Need::Scratch(&[Backward]))],
-        BlockId::Attn(_) => &[
-            (Slot::Normalized, Need::Saved),
-            (Slot::NormStats, Need::Saved),
-            (Slot::Qkv, Need::Saved),
-            (Slot::Context, Need::Saved),
-            (Slot::LogSumExp, Need::Saved),
-            (Slot::Workspace, Need::Scratch(&[Forward, RecomputeSaved, RecomputeOutput, Backward])),
-            (Slot::ContextGradient, Need::Scratch(&[Backward])),
-            (Slot::QkvGradient, Need::Scratch(&[Backward])),
-            (Slot::BranchGradient, Need::Scratch(&[Backward])),
-        ],
-        BlockId::Mlp(_) => &[
-            (Slot::Normalized, Need::Saved),
-            (Slot::NormStats, Need::Saved),
-            (Slot::PreActivation, Need::Saved),
-            (Slot::Activated, Need::Scratch(&[Forward, RecomputeOutput])),
-            (Slot::ActivationGradient, Need::Scratch(&[Backward])),
-            (Slot::BranchGradient, Need::Scratch(&[Backward])),
-        ],
-        BlockId::Head => &[
-            (Slot::Normalized, Need::Saved),
-            (Slot::NormStats, Need::Saved),
-            (Slot::Logits, Need::Saved),
-            (Slot::TokenLogSumExp, Need::Saved),
-        ],
-    }
-}
-
 impl Model {
-    /// Bytes of a slot of a block for `tokens` tokens on one rank of a TMP group of `tensor`.
+    /// Bytes of a slot in an operation on `tokens` tokens, on one rank of a TMP group of `tensor`.
     pub fn slot_bytes(
         &self,
-        block: BlockId,
+        operation: Operation,
         slot: Slot,
-        moment: Moment,
         tokens: usize,
         tensor: u32,
         workspace: Workspace,
@@ -149,11 +171,12 @@ impl Model {
         let kv_heads = (self.kv_heads / t).max(1);
         let d = self.head_dim();
         let elements = match slot {
-            Slot::Output if block == BlockId::Head => t * tokens * 3,
+            Slot::Output if operation.family() == Some(Family::Head) => t * tokens * 3,
             Slot::BranchGradient if self.dropout == 0.0 => 0,
             Slot::Input
             | Slot::Residual
             | Slot::Output
+            | Slot::Joined
             | Slot::Normalized
             | Slot::Upstream
             | Slot::Gradient
@@ -167,8 +190,8 @@ impl Model {
             Slot::Logits => tokens * self.vocabulary.div_ceil(t),
             Slot::TokenLogSumExp => tokens,
             Slot::Workspace => {
-                return match moment {
-                    Moment::Backward => workspace.attention_backward,
+                return match operation {
+                    Operation::Backward(..) => workspace.attention_backward,
                     _ => workspace.attention_forward,
                 };
             }
@@ -176,9 +199,32 @@ impl Model {
         Bytes((elements * ELEMENT) as u64)
     }
 
-    /// Floating-point operations of the matrix products of one instruction on one rank. Normalisation, softmax and
-    /// other element-wise work is not counted. Backward is twice forward: one product for each operand's gradient.
-    pub fn flops(&self, block: BlockId, moment: Moment, tokens: usize, tensor: u32) -> Flops {
+    /// Floating-point operations of the matrix products of one operation on `tokens` tokens, on one rank. Normalisation,
+    /// softmax and other element-wise work is not counted. Backward is twice forward: one product for each operand's
+    /// gradient.
+    pub fn flops(&self, operation: Operation, tokens: usize, tensor: u32) -> Flops {
+        let Some(family) = operation.family() else { return Flops(0) };
+        let products = self.products(family, tokens, tensor);
+        let Products { first, core, last } = products;
+        let forward = |extent| match extent {
+            Extent::Core => core,
+            Extent::Saved | Extent::Body => first + core,
+            Extent::Output => first + core + last,
+        };
+        Flops(match operation {
+            Operation::Forward(_, extent) | Operation::Recompute(_, extent) => forward(extent),
+            Operation::Tail(Direction::Forward, _, of, _) => last / u64::from(of),
+            Operation::Tail(Direction::Backward, _, of, _) => first / u64::from(of),
+            Operation::Backward(_, Scope::All) => 2 * (first + core + last),
+            Operation::Backward(_, Scope::Input) => first + 2 * core + last,
+            Operation::Backward(_, Scope::Weight) => first + last,
+            Operation::Backward(_, Scope::Body) => first + 2 * core + 2 * last,
+            Operation::Loss | Operation::Norm | Operation::Step => 0,
+        })
+    }
+
+    /// Operations of the matrix products in the forward of a kind of block.
+    pub fn products(&self, family: Family, tokens: usize, tensor: u32) -> Products {
         let n = tokens as u64;
         let t = u64::from(tensor);
         let [h, f, v] = [self.hidden as u64, self.ffn as u64, self.vocabulary as u64];
@@ -188,25 +234,34 @@ impl Model {
             Mask::Causal => self.sequence as u64 + 1,
             Mask::Bidirectional => 2 * self.sequence as u64,
         };
-        let (inner, last) = match block {
-            BlockId::Embed => (0, 0),
-            BlockId::Attn(_) => {
-                (2 * n * h * (h + 2 * kv) / t + 2 * n * keys_doubled * h / t, 2 * n * h * h / t)
-            }
-            BlockId::Mlp(_) => (2 * n * h * f / t, 2 * n * h * f / t),
-            BlockId::Head => (2 * n * h * v / t, 0),
-        };
-        Flops(match moment {
-            Moment::Forward | Moment::RecomputeOutput => inner + last,
-            Moment::RecomputeSaved => inner,
-            Moment::Backward => 2 * (inner + last),
-        })
+        match family {
+            Family::Embed => Products::default(),
+            Family::Attn => Products {
+                first: 2 * n * h * (h + 2 * kv) / t,
+                core: 2 * n * keys_doubled * h / t,
+                last: 2 * n * h * h / t,
+            },
+            Family::Mlp => Products { first: 2 * n * h * f / t, core: 0, last: 2 * n * h * f / t },
+            Family::Head => Products { first: 2 * n * h * v / t, core: 0, last: 0 },
+        }
     }
+}
+
+/// Floating-point operations of the matrix products in a block's forward, on one rank.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Products {
+    /// The column-parallel product: queries, keys and values; the inside of a perceptron; logits.
+    pub first: u64,
+    /// The attention core: scores and their products with the values.
+    pub core: u64,
+    /// The row-parallel product, behind which the all-reduce stands.
+    pub last: u64,
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ids::Cut;
 
     #[test]
     fn flops_agree_with_the_count_by_parameters() {
@@ -215,11 +270,8 @@ mod tests {
         let model = Model::gpt(8, 512, 8, 256, 8192);
         let weights = 8 * 12 * 512 * 512 + 8192 * 512;
         let tokens = 1024;
-        let forward: u64 = (0..8)
-            .flat_map(|layer| [BlockId::Attn(layer), BlockId::Mlp(layer)])
-            .chain([BlockId::Head])
-            .map(|block| model.flops(block, Moment::Forward, tokens, 1).0)
-            .sum();
+        let of = |family| model.flops(Operation::Forward(family, Extent::Output), tokens, 1).0;
+        let forward = 8 * (of(Family::Attn) + of(Family::Mlp)) + of(Family::Head);
         let expected = tokens as u64 * (2 * weights + 2 * 8 * 257 * 512);
         assert_eq!(forward, expected);
     }
@@ -227,8 +279,25 @@ mod tests {
     #[test]
     fn recomputing_an_mlp_costs_half_its_forward() {
         let model = Model::gpt(1, 64, 4, 32, 100);
-        let of = |moment| model.flops(BlockId::Mlp(0), moment, 96, 2).0;
-        assert_eq!(2 * of(Moment::RecomputeSaved), of(Moment::Forward));
-        assert_eq!(of(Moment::Backward), 2 * of(Moment::RecomputeOutput));
+        let of = |operation| model.flops(operation, 96, 2).0;
+        let forward = of(Operation::Forward(Family::Mlp, Extent::Output));
+        assert_eq!(2 * of(Operation::Recompute(Family::Mlp, Extent::Saved)), forward);
+        assert_eq!(of(Operation::Backward(Family::Mlp, Scope::All)), 2 * forward);
+    }
+
+    #[test]
+    fn cutting_an_instruction_changes_no_work() {
+        let model = Model::gpt(1, 64, 4, 32, 100);
+        let of = |operation| model.flops(operation, 96, 2).0;
+        for family in [Family::Attn, Family::Mlp, Family::Head] {
+            let whole = of(Operation::Backward(family, Scope::All));
+            let halves = [Scope::Input, Scope::Weight].map(|scope| of(Operation::Backward(family, scope)));
+            assert_eq!(halves[0] + halves[1], whole);
+            let tail = of(Operation::Tail(Direction::Backward, family, 4, Cut::Rows));
+            assert_eq!(of(Operation::Backward(family, Scope::Body)) + 4 * tail, whole);
+            let tail = of(Operation::Tail(Direction::Forward, family, 2, Cut::Columns));
+            let body = of(Operation::Forward(family, Extent::Body));
+            assert_eq!(body + 2 * tail, of(Operation::Forward(family, Extent::Output)));
+        }
     }
 }

@@ -1,13 +1,16 @@
 //! What each instruction reads and writes: the one statement of an instruction's meaning, walked by the verifier and by
 //! the lifetimes alike.
 
+mod backward;
+mod collectives;
+mod forward;
+
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::activations::Slot;
-use crate::ids::{BlockId, CollectiveId, PartId, Pass};
-use crate::mesh::Axis;
-use crate::schedule::{CollectiveKind, Extent, Instruction, Keep, Schedule};
-use crate::value::{Touch, Value, collective_value, expected_kind};
+use crate::activations::{Inside, Slot};
+use crate::ids::{BlockId, CollectiveId, Cut, PartId, Pass, Piece};
+use crate::schedule::{Instruction, Schedule, Scope};
+use crate::value::{Touch, Value};
 use crate::verify::Rule;
 
 /// Whether a value may be read.
@@ -17,17 +20,36 @@ enum Condition {
     Partial(CollectiveId),
     /// This collective is writing it.
     InFlight(CollectiveId),
+    /// Its pieces have conditions of their own.
+    Cut,
     /// Complete.
     Whole,
 }
 
-/// The gradients that are added up in one place, and the turn of one backward there. A tied head adds to the table of the
-/// embedding, so these two share a place: within a micro-batch first the head's parts, then the embedding's.
+/// The conditions of the pieces of a value, so far as they are written.
+struct Pieces {
+    of: u8,
+    cut: Cut,
+    conditions: Vec<Condition>,
+}
+
+/// The two halves of a backward, each of which adds to gradients of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Half {
+    /// Those of the normalisation.
+    Input,
+    /// All others.
+    Weight,
+}
+
+/// The turn of one backward among those that add to one place. A tied head adds to the table of the embedding, so these two
+/// share a place: within a micro-batch first the head's parts, then the embedding's.
 type Turn = (u32, bool, Option<u8>);
 
-fn turn(block: BlockId, part: PartId) -> (BlockId, Turn) {
-    let place = if block == BlockId::Head { BlockId::Embed } else { block };
-    (place, (part.micro, block == BlockId::Embed, part.sub))
+fn turn(block: BlockId, part: PartId, half: Half) -> ((BlockId, Half), Turn) {
+    let tied = block == BlockId::Head && half == Half::Weight;
+    let place = if tied { BlockId::Embed } else { block };
+    ((place, half), (part.micro, block == BlockId::Embed, part.sub))
 }
 
 /// The state of a walk over a schedule.
@@ -36,11 +58,19 @@ pub(crate) struct Dataflow<'a> {
     values: BTreeMap<Value, Condition>,
     /// Inputs that no forward kept: they end with the next block's forward, the head's with the loss.
     passing: BTreeSet<Value>,
+    /// What is written in pieces, while it lives.
+    pieces: BTreeMap<Value, Pieces>,
+    /// Passes through a block that wait for pieces, and the next one where some are there.
+    bodies: BTreeMap<(Pass, BlockId, PartId), Option<Piece>>,
+    /// Gradients that a `backward_weight` will read, and whether nobody else will.
+    held: BTreeMap<Value, bool>,
     forwarded: BTreeSet<(BlockId, PartId)>,
-    backwarded: BTreeSet<(BlockId, PartId)>,
+    /// Gradients of inputs, and of weights.
+    inputs_done: BTreeSet<(BlockId, PartId)>,
+    weights_done: BTreeSet<(BlockId, PartId)>,
     lost: BTreeSet<PartId>,
     /// The last backward that added to each place of gradients.
-    last_backward: BTreeMap<BlockId, (Turn, BlockId, PartId)>,
+    last_backward: BTreeMap<(BlockId, Half), (Turn, BlockId, PartId)>,
     /// Gradient buckets and the norm, once started; whole once synced.
     reductions: BTreeMap<CollectiveId, Condition>,
     started: BTreeSet<CollectiveId>,
@@ -56,8 +86,12 @@ impl<'a> Dataflow<'a> {
             schedule,
             values: BTreeMap::new(),
             passing: BTreeSet::new(),
+            pieces: BTreeMap::new(),
+            bodies: BTreeMap::new(),
+            held: BTreeMap::new(),
             forwarded: BTreeSet::new(),
-            backwarded: BTreeSet::new(),
+            inputs_done: BTreeSet::new(),
+            weights_done: BTreeSet::new(),
             lost: BTreeSet::new(),
             last_backward: BTreeMap::new(),
             reductions: BTreeMap::new(),
@@ -76,10 +110,14 @@ impl<'a> Dataflow<'a> {
         }
         if self.names_exist(instruction) {
             match *instruction {
-                Instruction::Forward { block, part, keep } => self.forward(block, part, keep),
+                Instruction::Forward { block, part, keep, extent } => self.forward(block, part, keep, extent),
                 Instruction::Recompute { block, part, extent } => self.recompute(block, part, extent),
                 Instruction::Loss { part } => self.loss(part),
-                Instruction::Backward { block, part } => self.backward(block, part),
+                Instruction::Tail { pass, block, part, piece } => self.tail(pass, block, part, piece),
+                Instruction::Backward { block, part, scope: Scope::Weight } => {
+                    self.backward_weight(block, part)
+                }
+                Instruction::Backward { block, part, scope } => self.backward(block, part, scope),
                 Instruction::Start { collective, kind, axis } => self.start(collective, kind, axis),
                 Instruction::Sync { collective } => self.sync(collective),
                 Instruction::Norm => self.norm(),
@@ -91,13 +129,22 @@ impl<'a> Dataflow<'a> {
 
     /// What is violated by the schedule ending here.
     pub(crate) fn finish(mut self) -> Vec<(Rule, String)> {
-        for (value, condition) in std::mem::take(&mut self.values) {
-            match (value, condition) {
-                (_, Condition::InFlight(collective)) => self.never_synced(collective),
-                (_, Condition::Partial(_)) => {
-                    self.violate(Rule::Collectives, format!("the {value} is never reduced"));
-                }
-                (Value::Input(..) | Value::Saved(..), _) if !self.passing.contains(&value) => {
+        for ((pass, block, part), _) in std::mem::take(&mut self.bodies) {
+            self.violate(Rule::Pieces, format!("pieces of {} {block} {part} are missing", pass.name()));
+        }
+        let left = std::mem::take(&mut self.values);
+        let saved = |block, part| left.contains_key(&Value::Inside(Inside::Saved, block, part));
+        for (&value, &condition) in &left {
+            let pieces = self.pieces.remove(&value).filter(|_| condition == Condition::Cut);
+            for condition in pieces.map_or(vec![condition], |pieces| pieces.conditions) {
+                self.never_reduced(value, condition);
+            }
+            match value {
+                // Where all of it is left, that is said once.
+                Value::Inside(Inside::Core, block, part) if saved(block, part) => {}
+                Value::Input(..) | Value::Inside(Inside::Saved | Inside::Core, ..)
+                    if !self.passing.contains(&value) =>
+                {
                     self.violate(Rule::Kept, format!("the {value} is kept and never read"));
                 }
                 // The output of a layer that is recomputed to its end goes unread, as in Megatron-LM.
@@ -111,8 +158,12 @@ impl<'a> Dataflow<'a> {
         }
         self.missing(Rule::Forward, "forward", |walk| &walk.forwarded);
         if self.stepped {
-            self.missing(Rule::Backward, "backward", |walk| &walk.backwarded);
-        } else if self.norm || !self.backwarded.is_empty() {
+            let before = self.violations.len();
+            self.missing(Rule::Backward, "backward", |walk| &walk.inputs_done);
+            if self.violations.len() == before {
+                self.missing(Rule::Backward, "backward_weight", |walk| &walk.weights_done);
+            }
+        } else if self.norm || !self.inputs_done.is_empty() || !self.weights_done.is_empty() {
             self.violate(Rule::Step, "gradients without a step".into());
         }
         for part in &self.schedule.parts {
@@ -121,6 +172,16 @@ impl<'a> Dataflow<'a> {
             }
         }
         self.violations
+    }
+
+    fn never_reduced(&mut self, value: Value, condition: Condition) {
+        match condition {
+            Condition::InFlight(collective) => self.never_synced(collective),
+            Condition::Partial(_) => {
+                self.violate(Rule::Collectives, format!("the {value} is never reduced"));
+            }
+            Condition::Cut | Condition::Whole => {}
+        }
     }
 
     fn never_synced(&mut self, collective: CollectiveId) {
@@ -150,14 +211,11 @@ impl<'a> Dataflow<'a> {
     }
 
     fn names_exist(&mut self, instruction: &Instruction) -> bool {
-        let block = match *instruction {
-            Instruction::Forward { block, .. }
-            | Instruction::Recompute { block, .. }
-            | Instruction::Backward { block, .. } => Some(block),
+        let block = instruction.block().or(match *instruction {
             Instruction::Start { collective: CollectiveId::Block { block, .. }, .. }
             | Instruction::Sync { collective: CollectiveId::Block { block, .. } } => Some(block),
             _ => None,
-        };
+        });
         if let Some(block) = block.filter(|&block| self.schedule.position(block).is_none()) {
             self.violate(Rule::Names, format!("the chain has no block {block}"));
             return false;
@@ -175,7 +233,7 @@ impl<'a> Dataflow<'a> {
     fn read(&mut self, value: Value, slot: Slot, missing: Rule) {
         match self.values.get(&value) {
             Some(Condition::Whole) => self.touches.push(Touch::Use(value, slot)),
-            Some(Condition::Partial(_)) => {
+            Some(Condition::Partial(_) | Condition::Cut) => {
                 self.violate(Rule::Whole, format!("the {value} is read before it is reduced"));
             }
             Some(Condition::InFlight(collective)) => {
@@ -191,225 +249,5 @@ impl<'a> Dataflow<'a> {
             self.violate(Rule::Whole, format!("the {value} is written while it is still alive"));
         }
         self.touches.push(Touch::Create(value, slot));
-    }
-
-    /// What an instruction leaves for its collective; a group of one has nothing to sum.
-    fn partial(&self, block: BlockId, part: PartId, pass: Pass) -> Condition {
-        match self.schedule.degree(block) {
-            1 => Condition::Whole,
-            _ => Condition::Partial(CollectiveId::Block { pass, block, part }),
-        }
-    }
-
-    /// Completes the input of `block` from the output of the block before, in place.
-    fn join(&mut self, before: BlockId, block: BlockId, part: PartId) {
-        let output = Value::Output(before, part);
-        let input = Value::Input(block, part);
-        self.read(output, Slot::Input, Rule::Whole);
-        self.touches.pop_if(|touch| *touch == Touch::Use(output, Slot::Input));
-        self.values.remove(&output);
-        if before != BlockId::Embed {
-            let residual = Value::Input(before, part);
-            match self.values.get(&residual) {
-                Some(_) => self.touches.push(Touch::Use(residual, Slot::Residual)),
-                None => self.violate(Rule::Whole, format!("the {residual} does not exist here")),
-            }
-            if self.passing.remove(&residual) {
-                self.values.remove(&residual);
-            }
-        }
-        self.values.insert(input, Condition::Whole);
-        self.touches.push(Touch::Become(output, input, Slot::Input));
-    }
-
-    fn forward(&mut self, block: BlockId, part: PartId, keep: Keep) {
-        if !self.forwarded.insert((block, part)) {
-            self.violate(Rule::Forward, format!("a second forward {block} {part}"));
-            return;
-        }
-        let before = self.schedule.before(block);
-        if let Some(before) = before {
-            self.join(before, block, part);
-            if keep == Keep::Nothing {
-                self.passing.insert(Value::Input(block, part));
-            }
-        } else if keep != Keep::Nothing {
-            self.violate(Rule::Kept, "the embedding has no input to keep".into());
-        }
-        if block == BlockId::Head && keep == Keep::Input {
-            self.violate(Rule::Kept, "the head is not recomputed: it keeps all or nothing".into());
-        }
-        // The loss reads the head's logits, so they live past the forward in any case.
-        if (keep == Keep::All && before.is_some()) || block == BlockId::Head {
-            self.create(Value::Saved(block, part), Slot::Normalized, Condition::Whole);
-        }
-        self.create(Value::Output(block, part), Slot::Output, self.partial(block, part, Pass::Forward));
-    }
-
-    fn recompute(&mut self, block: BlockId, part: PartId, extent: Extent) {
-        let (Some(before), BlockId::Attn(_) | BlockId::Mlp(_)) = (self.schedule.before(block), block) else {
-            self.violate(Rule::Recompute, format!("{block} cannot be recomputed"));
-            return;
-        };
-        if !self.forwarded.contains(&(block, part)) || self.backwarded.contains(&(block, part)) {
-            self.violate(Rule::Recompute, format!("{block} {part} is not between forward and backward"));
-        }
-        let input = Value::Input(block, part);
-        if self.values.contains_key(&input) {
-            self.read(input, Slot::Input, Rule::Whole);
-        } else {
-            self.join(before, block, part);
-        }
-        if self.values.contains_key(&Value::Saved(block, part)) {
-            self.violate(Rule::Recompute, format!("{block} {part} is already there and is rebuilt"));
-        } else {
-            self.create(Value::Saved(block, part), Slot::Normalized, Condition::Whole);
-        }
-        if extent == Extent::Output {
-            let condition = self.partial(block, part, Pass::Recompute);
-            self.create(Value::Output(block, part), Slot::Output, condition);
-        }
-    }
-
-    fn loss(&mut self, part: PartId) {
-        if !self.lost.insert(part) {
-            self.violate(Rule::Loss, format!("a second loss {part}"));
-            return;
-        }
-        self.read(Value::Saved(BlockId::Head, part), Slot::Normalized, Rule::Loss);
-        self.read(Value::Output(BlockId::Head, part), Slot::Output, Rule::Loss);
-        self.values.remove(&Value::Output(BlockId::Head, part));
-        if self.passing.contains(&Value::Input(BlockId::Head, part)) {
-            self.values.remove(&Value::Input(BlockId::Head, part));
-            self.values.remove(&Value::Saved(BlockId::Head, part));
-        }
-    }
-
-    fn backward(&mut self, block: BlockId, part: PartId) {
-        if !self.backwarded.insert((block, part)) {
-            self.violate(Rule::Backward, format!("a second backward {block} {part}"));
-            return;
-        }
-        let (place, turn) = turn(block, part);
-        match self.last_backward.insert(place, (turn, block, part)) {
-            Some((last, late, of)) if last > turn => {
-                let message = format!("backward {block} {part} adds its gradients after {late} {of}");
-                self.violate(Rule::Order, message);
-            }
-            _ => {}
-        }
-        if block == BlockId::Head {
-            if !self.lost.contains(&part) {
-                self.violate(Rule::Loss, format!("backward head {part} comes before its loss"));
-            }
-        } else {
-            self.incoming_gradient(block, part);
-        }
-        if block != BlockId::Embed {
-            self.read(Value::Saved(block, part), Slot::Normalized, Rule::Recompute);
-            self.read(Value::Input(block, part), Slot::Input, Rule::Kept);
-            self.values.remove(&Value::Saved(block, part));
-            self.values.remove(&Value::Input(block, part));
-            let condition = self.partial(block, part, Pass::Backward);
-            self.create(Value::Gradient(block, part), Slot::InputGradient, condition);
-        }
-    }
-
-    /// `G[k+1]` is completed in place by the gradient that arrived at the block after it.
-    fn incoming_gradient(&mut self, block: BlockId, part: PartId) {
-        let Some(after) = self.schedule.after(block) else { return };
-        self.read(Value::Gradient(after, part), Slot::Gradient, Rule::Backward);
-        if let Some(upstream) = self.schedule.after(after) {
-            self.read(Value::Gradient(upstream, part), Slot::Upstream, Rule::Backward);
-            self.values.remove(&Value::Gradient(upstream, part));
-        }
-        if block == BlockId::Embed {
-            self.values.remove(&Value::Gradient(after, part));
-        }
-    }
-
-    fn start(&mut self, collective: CollectiveId, kind: CollectiveKind, axis: Axis) {
-        if !self.started.insert(collective) {
-            self.violate(Rule::Collectives, format!("{collective} is started twice"));
-            return;
-        }
-        if self.tensor_degree() == 1 {
-            self.violate(Rule::Collectives, format!("{collective} runs over a group of one"));
-        }
-        let expected = expected_kind(collective);
-        if kind != expected || axis != Axis::Tensor {
-            let expected = expected.name();
-            self.violate(Rule::Collectives, format!("{collective} must be {expected} @tensor"));
-        }
-        match collective_value(collective) {
-            Some(value) => match self.values.get_mut(&value) {
-                Some(condition) if *condition == Condition::Partial(collective) => {
-                    *condition = Condition::InFlight(collective);
-                    self.touches.push(Touch::Use(value, Slot::Output));
-                }
-                _ => self.violate(Rule::Collectives, format!("{collective} has no partial sum to reduce")),
-            },
-            None => {
-                if collective == CollectiveId::Norm && !self.norm {
-                    self.violate(Rule::Collectives, "norm is started before it is computed".into());
-                }
-                if let CollectiveId::Gradients(bucket) = collective {
-                    if bucket != 0 {
-                        self.violate(Rule::Names, format!("there is no gradient bucket {bucket}"));
-                    }
-                    self.all_backwards_done(&collective.to_string());
-                }
-                self.reductions.insert(collective, Condition::InFlight(collective));
-            }
-        }
-    }
-
-    fn sync(&mut self, collective: CollectiveId) {
-        let value = collective_value(collective);
-        let condition = match value {
-            Some(value) => self.values.get_mut(&value),
-            None => self.reductions.get_mut(&collective),
-        };
-        match condition {
-            Some(condition) if *condition == Condition::InFlight(collective) => {
-                *condition = Condition::Whole;
-                self.touches.extend(value.map(|value| Touch::Use(value, Slot::Output)));
-            }
-            _ => self.violate(Rule::Collectives, format!("{collective} is synced but not in flight")),
-        }
-    }
-
-    fn norm(&mut self) {
-        if std::mem::replace(&mut self.norm, true) {
-            self.violate(Rule::Step, "a second norm".into());
-        }
-        self.all_backwards_done("norm");
-        self.reduction_done(CollectiveId::Gradients(0), "norm");
-    }
-
-    fn step(&mut self) {
-        self.stepped = true;
-        if !self.norm {
-            self.violate(Rule::Step, "the step comes before the norm".into());
-        }
-        self.reduction_done(CollectiveId::Norm, "the step");
-    }
-
-    fn all_backwards_done(&mut self, before: &str) {
-        let left = self.instances() - self.backwarded.len();
-        if left > 0 {
-            self.violate(Rule::Reduced, format!("{left} of the backwards come after {before}"));
-        }
-    }
-
-    fn reduction_done(&mut self, collective: CollectiveId, before: &str) {
-        let reduced = self.reductions.get(&collective) == Some(&Condition::Whole);
-        if self.tensor_degree() > 1 && !reduced {
-            self.violate(Rule::Reduced, format!("{collective} is not reduced before {before}"));
-        }
-    }
-
-    fn tensor_degree(&self) -> u32 {
-        self.schedule.layout.uniform_degree().unwrap_or(0)
     }
 }

@@ -1,6 +1,7 @@
 //! Typed names of blocks, micro-batch parts and collectives; `Display` is their spelling in the text form.
 
 use std::fmt;
+use std::ops::Range;
 use std::str::FromStr;
 
 /// A residual block of the chain `embed, attn.0, mlp.0, …, head`.
@@ -104,6 +105,18 @@ pub enum Pass {
 }
 
 impl Pass {
+    /// All of them.
+    pub const ALL: [Pass; 3] = [Pass::Forward, Pass::Recompute, Pass::Backward];
+
+    /// The instruction of this pass.
+    pub fn name(self) -> &'static str {
+        match self {
+            Pass::Forward => "forward",
+            Pass::Recompute => "recompute",
+            Pass::Backward => "backward",
+        }
+    }
+
     fn letter(self) -> char {
         match self {
             Pass::Forward => 'f',
@@ -113,10 +126,71 @@ impl Pass {
     }
 }
 
+/// Along which dimension a matrix product is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Cut {
+    /// Rows of the result: tokens.
+    Rows,
+    /// Columns of the result: features. The pieces lie one behind the other, each with its rows together.
+    Columns,
+}
+
+/// A piece of the matrix product that ends a pass through a block, and of the collective behind it: `2/4` is the second of
+/// four by rows, `2/4c` by columns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Piece {
+    /// Which, from 0.
+    pub index: u8,
+    /// Of how many.
+    pub of: u8,
+    /// Along which dimension.
+    pub cut: Cut,
+}
+
+impl Piece {
+    /// All pieces of a product.
+    pub fn all(of: u8, cut: Cut) -> impl Iterator<Item = Piece> {
+        (0..of).map(move |index| Piece { index, of, cut })
+    }
+
+    /// The rows or columns of the piece, out of `extent`; near-equal.
+    pub fn range(self, extent: usize) -> Range<usize> {
+        let bound = |index: u8| extent * usize::from(index) / usize::from(self.of);
+        bound(self.index)..bound(self.index + 1)
+    }
+}
+
+impl fmt::Display for Piece {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}{}", u32::from(self.index) + 1, self.of, if self.cut == Cut::Rows { "" } else { "c" })
+    }
+}
+
+impl FromStr for Piece {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Piece, String> {
+        let parse = || {
+            let (rest, cut) = match text.strip_suffix('c') {
+                Some(rest) => (rest, Cut::Columns),
+                None => (text, Cut::Rows),
+            };
+            let (index, of) = rest.split_once('/')?;
+            let (index, of) = (parse_number(index)?.checked_sub(1)?, parse_number(of)?);
+            (index < of).then_some(Piece {
+                index: u8::try_from(index).ok()?,
+                of: u8::try_from(of).ok()?,
+                cut,
+            })
+        };
+        parse().ok_or_else(|| format!("`{text}` is not a piece (like 2/4, or 2/4c for columns)"))
+    }
+}
+
 /// Names one collective of the step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CollectiveId {
-    /// `f.attn.0.m0.a`: the result of one block on one part, in one pass.
+    /// `f.attn.0.m0.a`: the result of one block on one part, in one pass; `f.attn.0.m0.a:2/4` a piece of it.
     Block {
         /// Which pass produced it.
         pass: Pass,
@@ -124,6 +198,8 @@ pub enum CollectiveId {
         block: BlockId,
         /// For which part of the batch.
         part: PartId,
+        /// Which piece, where the product before it is cut.
+        piece: Option<Piece>,
     },
     /// `g.0`: a bucket of parameter gradients.
     Gradients(u32),
@@ -134,7 +210,10 @@ pub enum CollectiveId {
 impl fmt::Display for CollectiveId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            CollectiveId::Block { pass, block, part } => write!(f, "{}.{block}.{part}", pass.letter()),
+            CollectiveId::Block { pass, block, part, piece } => {
+                write!(f, "{}.{block}.{part}", pass.letter())?;
+                piece.map_or(Ok(()), |piece| write!(f, ":{piece}"))
+            }
             CollectiveId::Gradients(bucket) => write!(f, "g.{bucket}"),
             CollectiveId::Norm => write!(f, "norm"),
         }
@@ -157,11 +236,15 @@ impl FromStr for CollectiveId {
             "g" => return parse_number(rest).map(CollectiveId::Gradients).ok_or_else(bad),
             _ => return Err(bad()),
         };
+        let (rest, piece) = match rest.split_once(':') {
+            None => (rest, None),
+            Some((rest, piece)) => (rest, Some(piece.parse()?)),
+        };
         // A block name has one segment (`embed`, `head`) or two (`attn.0`, `mlp.0`); the part follows.
         let named = rest.starts_with("attn.") || rest.starts_with("mlp.");
         let (at, _) = rest.match_indices('.').nth(usize::from(named)).ok_or_else(bad)?;
         let (block, part) = rest.split_at(at);
-        Ok(CollectiveId::Block { pass, block: block.parse()?, part: part[1..].parse()? })
+        Ok(CollectiveId::Block { pass, block: block.parse()?, part: part[1..].parse()?, piece })
     }
 }
 
@@ -177,7 +260,17 @@ mod tests {
 
     #[test]
     fn ids_have_one_spelling_and_parse_back() {
-        for text in ["f.attn.0.m0.a", "b.mlp.12.m3", "r.head.m0.b", "f.embed.m10.z", "g.7", "norm"] {
+        for text in [
+            "f.attn.0.m0.a",
+            "f.attn.0.m0.a:2/4",
+            "b.head.m3:1/1",
+            "r.mlp.1.m0:255/255c",
+            "b.mlp.12.m3",
+            "r.head.m0.b",
+            "f.embed.m10.z",
+            "g.7",
+            "norm",
+        ] {
             assert_eq!(text.parse::<CollectiveId>().unwrap().to_string(), text);
         }
         for text in ["embed", "attn.0", "mlp.95", "head"] {
@@ -186,10 +279,30 @@ mod tests {
     }
 
     #[test]
+    fn pieces_cover_everything_once() {
+        for (of, extent) in [(1, 5), (4, 8), (3, 10), (4, 2)] {
+            let ranges: Vec<Range<usize>> =
+                Piece::all(of, Cut::Rows).map(|piece| piece.range(extent)).collect();
+            assert_eq!((ranges[0].start, ranges[ranges.len() - 1].end), (0, extent));
+            assert!(ranges.windows(2).all(|pair| pair[0].end == pair[1].start));
+        }
+    }
+
+    #[test]
     fn wrong_spellings_are_refused() {
         for text in
             ["", "f", "f.attn.0", "x.attn.0.m0", "f.attn.00.m0", "f.attn.0.m0.A", "g.", "f.mlp.m0", "é.m"]
         {
+            assert!(text.parse::<CollectiveId>().is_err(), "{text}");
+        }
+        for text in [
+            "f.mlp.0.m0:",
+            "f.mlp.0.m0:0/2",
+            "f.mlp.0.m0:3/2",
+            "f.mlp.0.m0:1/256",
+            "f.mlp.0.m0:1/2r",
+            "g.0:1/2",
+        ] {
             assert!(text.parse::<CollectiveId>().is_err(), "{text}");
         }
         for text in ["attn", "attn.", "attn.-1", "attn.+1", "mlp.01", "embed.0"] {

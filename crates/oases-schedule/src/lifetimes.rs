@@ -5,11 +5,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::activations::{Moment, Need, Slot, Workspace, internals};
-use crate::dataflow::Dataflow;
-use crate::ids::{BlockId, CollectiveId, PartId};
+use crate::activations::{Inside, Slot, Workspace, inside, internals};
+use crate::dataflow::{Dataflow, Half};
+use crate::ids::{BlockId, CollectiveId, Cut, Pass, Piece};
 use crate::placement::{Interval, place};
-use crate::schedule::{Extent, Instruction, Schedule};
+use crate::schedule::{Instruction, Schedule, Scope};
 use crate::statics::{Purpose, Statics};
 use crate::units::{Bytes, Span};
 use crate::value::{Touch, Value};
@@ -63,11 +63,14 @@ pub struct Buffer {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Operands {
     spans: [Span; Slot::COUNT],
-    /// Whether the instruction first completes its input: residual plus reduced output of the block before.
-    pub joins: bool,
-    /// Whether this is the first backward of its block in the step: gradients are written, not added. The embedding adds
+    /// Not 0 where the instruction first completes its input: residual plus reduced output of the block before, which lies
+    /// in so many pieces by columns.
+    pub joins: u8,
+    /// Whether this is the first in the step that adds to these gradients of its block: they are written, not added. The embedding adds
     /// to the table of a tied head in any case, whose backward always comes before.
     pub first: bool,
+    /// The piece that the instruction works on, and the slot that holds it: the span of that slot is the piece's.
+    pub piece: Option<(Piece, Slot)>,
     /// Index of the part in the schedule.
     pub part: usize,
     /// Index of the part's first sequence in the step.
@@ -150,7 +153,7 @@ struct Walk<'a> {
     /// Buffer of each slot of each instruction.
     used: Vec<Vec<(Slot, usize)>>,
     operands: Vec<Operands>,
-    backwarded: BTreeSet<BlockId>,
+    backwarded: BTreeSet<(BlockId, Half)>,
 }
 
 impl<'a> Walk<'a> {
@@ -172,28 +175,33 @@ impl<'a> Walk<'a> {
         let mut operands = self.bare_operands(instruction);
         for touch in touches {
             match *touch {
-                Touch::Use(value @ Value::Saved(block, _), _) => {
-                    for slot in saved_slots(block) {
-                        self.touch(index, value, slot, slot);
+                Touch::Use(value @ Value::Inside(what, block, _), _) => {
+                    for &slot in inside(block.into(), what) {
+                        if self.alive.contains_key(&(value, slot)) {
+                            self.touch(index, value, slot, slot);
+                        }
                     }
                 }
                 Touch::Use(value, slot) => self.touch(index, value, home(value), slot),
-                Touch::Create(value @ Value::Saved(block, part), _) => {
-                    for slot in saved_slots(block) {
-                        self.create(index, block, part, BufferKind::Saved, slot, Some(value));
+                Touch::Create(value @ Value::Inside(what, block, _), _) => {
+                    let kind = if what == Inside::Delta { BufferKind::Gradients } else { BufferKind::Saved };
+                    for &slot in inside(block.into(), what) {
+                        self.create(index, kind, slot, Some(value));
                     }
                 }
                 Touch::Create(value, slot) => {
-                    let (block, part) = owner(value);
                     let kind = match value {
                         Value::Gradient(..) => BufferKind::Gradients,
                         _ => BufferKind::Inputs,
                     };
-                    self.create(index, block, part, kind, slot, Some(value));
+                    self.create(index, kind, slot, Some(value));
                 }
-                Touch::Become(from, into, slot) => {
-                    operands.joins = true;
-                    self.touch(index, from, home(from), slot);
+                Touch::Become(from, into, columns) => {
+                    operands.joins = columns;
+                    self.touch(index, from, home(from), Slot::Input);
+                    if columns > 1 {
+                        self.create(index, BufferKind::Scratch, Slot::Joined, None);
+                    }
                     let buffer = self.alive.remove(&(from, home(from))).expect("the value was alive");
                     self.alive.insert((into, home(into)), buffer);
                 }
@@ -203,6 +211,7 @@ impl<'a> Walk<'a> {
         if let Instruction::Start { collective, .. } | Instruction::Sync { collective } = *instruction {
             operands.spans[Slot::Output as usize] = self.static_span(collective);
         }
+        operands.piece = piece(instruction);
         self.operands.push(operands);
     }
 
@@ -211,13 +220,25 @@ impl<'a> Walk<'a> {
         let parts = &self.schedule.parts;
         let part = instruction.part().and_then(|id| parts.iter().position(|part| part.id == id)).unwrap_or(0);
         let first = match *instruction {
-            Instruction::Backward { block, .. } => self.backwarded.insert(block),
+            // Where one half is the first of its block, so is the other.
+            Instruction::Backward { block, scope: Scope::All, .. } => {
+                self.backwarded.insert((block, Half::Input));
+                self.backwarded.insert((block, Half::Weight))
+            }
+            Instruction::Backward { block, scope: Scope::Input, .. } => {
+                self.backwarded.insert((block, Half::Input))
+            }
+            Instruction::Backward { block, .. } => self.backwarded.insert((block, Half::Weight)),
+            Instruction::Tail { pass: Pass::Backward, block, .. } => {
+                self.backwarded.insert((block, Half::Input))
+            }
             _ => false,
         };
         Operands {
             spans: [Span::default(); Slot::COUNT],
-            joins: false,
+            joins: 0,
             first,
+            piece: None,
             part,
             first_sequence: parts[..part].iter().map(|part| part.sequences as usize).sum(),
             sequences: parts[part].sequences as usize,
@@ -238,21 +259,14 @@ impl<'a> Walk<'a> {
         self.used[index].push((slot, buffer));
     }
 
-    fn create(
-        &mut self,
-        index: usize,
-        block: BlockId,
-        part: PartId,
-        kind: BufferKind,
-        slot: Slot,
-        value: Option<Value>,
-    ) {
+    fn create(&mut self, index: usize, kind: BufferKind, slot: Slot, value: Option<Value>) {
         let instruction = &self.schedule.instructions[index];
-        let moment = moment(instruction).expect("only instructions on blocks write buffers");
+        let operation = instruction.operation().expect("only what computes writes buffers");
+        let part = instruction.part().expect("only instructions on parts write buffers");
         let sequences = self.schedule.sequences(part).expect("a part of the batch") as usize;
         let tokens = sequences * self.statics.model.sequence;
-        let model = &self.statics.model;
-        let bytes = model.slot_bytes(block, slot, moment, tokens, self.statics.tensor, self.workspace);
+        let bytes =
+            self.statics.model.slot_bytes(operation, slot, tokens, self.statics.tensor, self.workspace);
         if bytes.0 == 0 {
             return;
         }
@@ -261,22 +275,17 @@ impl<'a> Walk<'a> {
         let buffer = self.buffers.len() - 1;
         self.used[index].push((slot, buffer));
         if let Some(value) = value {
-            let home = if kind == BufferKind::Saved { slot } else { home(value) };
+            let home = if matches!(value, Value::Inside(..)) { slot } else { home(value) };
             self.alive.insert((value, home), buffer);
         }
     }
 
     /// Internal buffers that this instruction needs and nobody gave it.
     fn scratch(&mut self, index: usize, instruction: &Instruction) {
-        let (Some(moment), Some((block, part))) = (moment(instruction), target(instruction)) else { return };
-        for (slot, need) in internals(block) {
-            let present = self.used[index].iter().any(|(used, _)| used == slot);
-            let needed = match need {
-                Need::Saved => !present && moment == Moment::Forward,
-                Need::Scratch(moments) => moments.contains(&moment),
-            };
-            if needed {
-                self.create(index, block, part, BufferKind::Scratch, *slot, None);
+        let Some(operation) = instruction.operation() else { return };
+        for &slot in internals(operation) {
+            if !self.used[index].iter().any(|(used, _)| *used == slot) {
+                self.create(index, BufferKind::Scratch, slot, None);
             }
         }
     }
@@ -295,6 +304,11 @@ impl<'a> Walk<'a> {
         for (operands, used) in self.operands.iter_mut().zip(&self.used) {
             for (slot, buffer) in used {
                 operands.spans[*slot as usize] = self.buffers[*buffer].span;
+            }
+            if let Some((piece, slot)) = operands.piece {
+                let tokens = operands.sequences * self.statics.model.sequence;
+                let whole = &mut operands.spans[slot as usize];
+                *whole = piece_of(*whole, piece, tokens, self.statics.model.hidden);
             }
         }
         let bytes = self.buffers.iter().map(|buffer| buffer.span.end()).max().unwrap_or(base);
@@ -332,40 +346,30 @@ fn home(value: Value) -> Slot {
         Value::Input(..) => Slot::Input,
         Value::Output(..) => Slot::Output,
         Value::Gradient(..) => Slot::InputGradient,
-        Value::Saved(..) => unreachable!("saved values have a buffer per internal slot"),
+        Value::Inside(..) => unreachable!("what lives inside a block has a buffer per slot"),
     }
 }
 
-fn owner(value: Value) -> (BlockId, PartId) {
-    let (Value::Input(block, part)
-    | Value::Output(block, part)
-    | Value::Saved(block, part)
-    | Value::Gradient(block, part)) = value;
-    (block, part)
-}
-
-fn saved_slots(block: BlockId) -> impl Iterator<Item = Slot> {
-    internals(block).iter().filter(|(_, need)| *need == Need::Saved).map(|(slot, _)| *slot)
-}
-
-/// The block and part that an instruction computes on.
-fn target(instruction: &Instruction) -> Option<(BlockId, PartId)> {
+/// The piece that an instruction works on, and the slot of the buffer that it is a piece of.
+fn piece(instruction: &Instruction) -> Option<(Piece, Slot)> {
     match *instruction {
-        Instruction::Forward { block, part, .. }
-        | Instruction::Recompute { block, part, .. }
-        | Instruction::Backward { block, part } => Some((block, part)),
+        Instruction::Tail { pass: Pass::Backward, piece, .. } => Some((piece, Slot::InputGradient)),
+        Instruction::Tail { piece, .. } => Some((piece, Slot::Output)),
+        Instruction::Start { collective: CollectiveId::Block { piece, .. }, .. }
+        | Instruction::Sync { collective: CollectiveId::Block { piece, .. } } => Some((piece?, Slot::Output)),
         _ => None,
     }
 }
 
-fn moment(instruction: &Instruction) -> Option<Moment> {
-    match instruction {
-        Instruction::Forward { .. } => Some(Moment::Forward),
-        Instruction::Recompute { extent: Extent::Saved, .. } => Some(Moment::RecomputeSaved),
-        Instruction::Recompute { extent: Extent::Output, .. } => Some(Moment::RecomputeOutput),
-        Instruction::Backward { .. } => Some(Moment::Backward),
-        _ => None,
-    }
+/// Where a piece of a `[tokens, hidden]` buffer lies: some of its rows, or some of its columns in a place of their own.
+fn piece_of(whole: Span, piece: Piece, tokens: usize, hidden: usize) -> Span {
+    let (extent, other) = match piece.cut {
+        Cut::Rows => (tokens, hidden),
+        Cut::Columns => (hidden, tokens),
+    };
+    let range = piece.range(extent);
+    let unit = other * size_of::<f32>();
+    Span { offset: whole.offset + range.start * unit, bytes: range.len() * unit }
 }
 
 /// Bytes of the buffer that a `start` of a planned schedule works on; `None` for any other instruction.

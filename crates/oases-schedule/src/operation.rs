@@ -3,8 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::ids::BlockId;
-use crate::schedule::{Extent, Instruction};
+use crate::ids::{BlockId, Cut, Pass, parse_number};
+use crate::schedule::{Extent, Instruction, Scope};
 
 /// A kind of block: what blocks of different layers have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -48,18 +48,29 @@ impl From<BlockId> for Family {
 /// What a compute instruction does. All instructions of one operation on equal numbers of sequences take equally long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Operation {
-    /// `forward attn`
-    Forward(Family),
-    /// `recompute attn`, `recompute attn output`
+    /// `forward attn`, `forward attn body`
+    Forward(Family, Extent),
+    /// `recompute attn`, `recompute attn core`, `… body`, `… output`
     Recompute(Family, Extent),
+    /// `forward mlp tail 4`: one of four pieces, by columns `4c`. A recomputation's tail is the same as a forward's.
+    Tail(Direction, Family, u8, Cut),
     /// `loss`
     Loss,
-    /// `backward attn`
-    Backward(Family),
+    /// `backward attn`, `backward attn body`, `backward_input attn`, `backward_weight attn`
+    Backward(Family, Scope),
     /// `norm`
     Norm,
     /// `step`
     Step,
+}
+
+/// Along or against the chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Direction {
+    /// From inputs to outputs, recomputations included.
+    Forward,
+    /// From gradients of outputs to those of inputs.
+    Backward,
 }
 
 impl Operation {
@@ -67,16 +78,32 @@ impl Operation {
     pub fn is_on_part(self) -> bool {
         !matches!(self, Operation::Norm | Operation::Step)
     }
+
+    /// The kind of block that it computes on, if on one.
+    pub fn family(self) -> Option<Family> {
+        match self {
+            Operation::Forward(family, _)
+            | Operation::Recompute(family, _)
+            | Operation::Tail(_, family, _, _)
+            | Operation::Backward(family, _) => Some(family),
+            Operation::Loss => Some(Family::Head),
+            Operation::Norm | Operation::Step => None,
+        }
+    }
 }
 
 impl Instruction {
     /// What it computes; `None` for `start` and `sync`.
     pub fn operation(&self) -> Option<Operation> {
         Some(match *self {
-            Instruction::Forward { block, .. } => Operation::Forward(block.into()),
+            Instruction::Forward { block, extent, .. } => Operation::Forward(block.into(), extent),
             Instruction::Recompute { block, extent, .. } => Operation::Recompute(block.into(), extent),
+            Instruction::Tail { pass, block, piece, .. } => {
+                let direction = if pass == Pass::Backward { Direction::Backward } else { Direction::Forward };
+                Operation::Tail(direction, block.into(), piece.of, piece.cut)
+            }
             Instruction::Loss { .. } => Operation::Loss,
-            Instruction::Backward { block, .. } => Operation::Backward(block.into()),
+            Instruction::Backward { block, scope, .. } => Operation::Backward(block.into(), scope),
             Instruction::Norm => Operation::Norm,
             Instruction::Step => Operation::Step,
             Instruction::Start { .. } | Instruction::Sync { .. } => return None,
@@ -86,12 +113,32 @@ impl Instruction {
 
 impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Operation::Forward(family) => write!(f, "forward {}", family.name()),
-            Operation::Recompute(family, Extent::Saved) => write!(f, "recompute {}", family.name()),
-            Operation::Recompute(family, Extent::Output) => write!(f, "recompute {} output", family.name()),
+        let extent = |f: &mut fmt::Formatter<'_>, extent: Extent, usual: Extent| match extent {
+            extent if extent == usual => Ok(()),
+            Extent::Saved => write!(f, " saved"),
+            extent => write!(f, " {}", extent.word()),
+        };
+        match *self {
+            Operation::Forward(family, far) => {
+                write!(f, "forward {}", family.name())?;
+                extent(f, far, Extent::Output)
+            }
+            Operation::Recompute(family, far) => {
+                write!(f, "recompute {}", family.name())?;
+                extent(f, far, Extent::Saved)
+            }
+            Operation::Tail(direction, family, of, cut) => {
+                let pass = if direction == Direction::Forward { "forward" } else { "backward" };
+                let unit = if cut == Cut::Rows { "" } else { "c" };
+                write!(f, "{pass} {} tail {of}{unit}", family.name())
+            }
             Operation::Loss => write!(f, "loss"),
-            Operation::Backward(family) => write!(f, "backward {}", family.name()),
+            Operation::Backward(family, scope) => match scope {
+                Scope::All => write!(f, "backward {}", family.name()),
+                Scope::Body => write!(f, "backward {} body", family.name()),
+                Scope::Input => write!(f, "backward_input {}", family.name()),
+                Scope::Weight => write!(f, "backward_weight {}", family.name()),
+            },
             Operation::Norm => write!(f, "norm"),
             Operation::Step => write!(f, "step"),
         }
@@ -105,12 +152,32 @@ impl FromStr for Operation {
         let bad = || format!("`{text}` is not an operation (like `forward attn` or `recompute mlp output`)");
         let family = |name: &str| Family::ALL.into_iter().find(|f| f.name() == name).ok_or_else(bad);
         let words: Vec<&str> = text.split(' ').collect();
+        if let [pass, name, "tail", pieces] = words.as_slice() {
+            let direction = match *pass {
+                "forward" => Direction::Forward,
+                "backward" => Direction::Backward,
+                _ => return Err(bad()),
+            };
+            let (of, cut) = match pieces.strip_suffix('c') {
+                Some(of) => (of, Cut::Columns),
+                None => (*pieces, Cut::Rows),
+            };
+            let of =
+                parse_number(of).and_then(|of| u8::try_from(of).ok()).filter(|of| *of > 0).ok_or_else(bad)?;
+            return Ok(Operation::Tail(direction, family(name)?, of, cut));
+        }
         Ok(match words.as_slice() {
-            ["forward", name] => Operation::Forward(family(name)?),
+            ["forward", name] => Operation::Forward(family(name)?, Extent::Output),
+            ["forward", name, "body"] => Operation::Forward(family(name)?, Extent::Body),
             ["recompute", name] => Operation::Recompute(family(name)?, Extent::Saved),
+            ["recompute", name, "core"] => Operation::Recompute(family(name)?, Extent::Core),
+            ["recompute", name, "body"] => Operation::Recompute(family(name)?, Extent::Body),
             ["recompute", name, "output"] => Operation::Recompute(family(name)?, Extent::Output),
             ["loss"] => Operation::Loss,
-            ["backward", name] => Operation::Backward(family(name)?),
+            ["backward", name] => Operation::Backward(family(name)?, Scope::All),
+            ["backward", name, "body"] => Operation::Backward(family(name)?, Scope::Body),
+            ["backward_input", name] => Operation::Backward(family(name)?, Scope::Input),
+            ["backward_weight", name] => Operation::Backward(family(name)?, Scope::Weight),
             ["norm"] => Operation::Norm,
             ["step"] => Operation::Step,
             _ => return Err(bad()),
@@ -124,12 +191,33 @@ mod tests {
 
     #[test]
     fn names_parse_back() {
-        for text in
-            ["forward attn", "recompute mlp", "recompute attn output", "backward head", "loss", "norm"]
-        {
+        for text in [
+            "forward attn",
+            "recompute mlp",
+            "recompute attn output",
+            "forward mlp body",
+            "recompute attn core",
+            "forward mlp tail 4c",
+            "backward attn tail 2",
+            "backward_input mlp",
+            "backward_weight head",
+            "backward mlp body",
+            "backward head",
+            "loss",
+            "norm",
+        ] {
             assert_eq!(text.parse::<Operation>().unwrap().to_string(), text);
         }
-        for text in ["", "forward", "forward attn.0", "recompute mlp saved", "backward  head", "Loss"] {
+        for text in [
+            "",
+            "forward",
+            "forward attn.0",
+            "recompute mlp saved",
+            "recompute attn tail 2",
+            "forward mlp tail 0",
+            "backward  head",
+            "Loss",
+        ] {
             assert!(text.parse::<Operation>().is_err(), "{text}");
         }
     }

@@ -8,10 +8,10 @@
 
 use std::collections::BTreeSet;
 
-use crate::ids::{BlockId, CollectiveId, PartId};
+use crate::ids::{BlockId, CollectiveId, Cut, PartId, Pass, Piece};
 use crate::mesh::Axis;
 use crate::passes::{Request, VARIANTS};
-use crate::schedule::{Extent, Instruction, Keep, Schedule};
+use crate::schedule::{Extent, Instruction, Keep, Schedule, Scope};
 use crate::value::expected_kind;
 use crate::verify::verify;
 
@@ -35,11 +35,11 @@ pub fn candidate(seed: u64, request: &Request) -> Schedule {
     let degree = request.layout.uniform_degree().expect("one TMP degree for all blocks");
     let mut step = Graph { degree, ..Graph::default() };
     let plain = VARIANTS[0].build(request);
-    let backwards: Vec<Vec<usize>> =
+    let backwards: Vec<Vec<Backward>> =
         plain.parts.iter().map(|part| add_part(&mut step, &plain, part.id, &mut numbers)).collect();
     add_order(&mut step, &plain, &backwards);
-    let embeddings: Vec<usize> = backwards.iter().map(|backwards| backwards[0]).collect();
-    add_end(&mut step, embeddings);
+    let last = backwards.iter().flatten().flat_map(|backward| [backward.input, backward.weight]).collect();
+    add_end(&mut step, last);
     let instructions = step.draw_order(&mut numbers);
     Schedule { name: format!("random {seed}"), instructions, ..plain }
 }
@@ -98,7 +98,12 @@ fn policies(schedule: &Schedule, numbers: &mut Numbers) -> Vec<Policy> {
         // 0: keep all; otherwise the number of blocks rebuilt in one go.
         let blocks = numbers.pick(&[0, 0, 1, 1, 1, 2, 2, 3, 4]).min(inner + 1 - policies.len());
         if blocks == 0 {
-            policies.push(fixed(Keep::All));
+            // Every other block is attention.
+            let selective = policies.len() % 2 == 1 && numbers.one_in(2);
+            policies.push(match selective {
+                true => Policy { keep: Keep::Selective, rebuild: Some(Extent::Core) },
+                false => fixed(Keep::All),
+            });
         }
         for index in 0..blocks {
             let keep = if index == 0 { Keep::Input } else { Keep::Nothing };
@@ -111,17 +116,39 @@ fn policies(schedule: &Schedule, numbers: &mut Numbers) -> Vec<Policy> {
     policies
 }
 
+/// The instructions of a backward that others must wait for, or wait themselves.
+struct Backward {
+    /// The first.
+    first: usize,
+    /// The last that makes the gradient of the input.
+    input: usize,
+    /// The one that makes the gradients of the weights.
+    weight: usize,
+    /// From where on the gradient of the input may be used.
+    ready: Vec<usize>,
+}
+
 /// Adds everything on one part up to its gradients; returns its backwards, in the order of the chain.
-fn add_part(step: &mut Graph, schedule: &Schedule, part: PartId, numbers: &mut Numbers) -> Vec<usize> {
+fn add_part(step: &mut Graph, schedule: &Schedule, part: PartId, numbers: &mut Numbers) -> Vec<Backward> {
     let policies = policies(schedule, numbers);
     let chain: Vec<BlockId> = schedule.chain().collect();
     let mut forwards: Vec<Ends> = Vec::new();
     for (&block, policy) in chain.iter().zip(&policies) {
-        let input = forwards.last().map(|before| before.ready);
-        forwards.push(step.add_reduced(Instruction::Forward { block, part, keep: policy.keep }, input));
+        let input = forwards.last().map(|before| before.ready.clone()).unwrap_or_default();
+        let keep = policy.keep;
+        let inner = matches!(block, BlockId::Attn(_) | BlockId::Mlp(_));
+        forwards.push(match inner && numbers.one_in(4) {
+            false => {
+                step.add_reduced(Instruction::Forward { block, part, keep, extent: Extent::Output }, input)
+            }
+            true => {
+                let body = step.add(Instruction::Forward { block, part, keep, extent: Extent::Body }, input);
+                step.add_pieces(Pass::Forward, block, part, body, numbers)
+            }
+        });
     }
-    let last = forwards.last().expect("the head").ready;
-    let loss = step.add(Instruction::Loss { part }, [last]);
+    let last = forwards.last().expect("the head").ready.clone();
+    let loss = step.add(Instruction::Loss { part }, last);
 
     let mut rebuilt: Vec<Option<Ends>> = vec![None];
     for index in 1..chain.len() {
@@ -131,34 +158,67 @@ fn add_part(step: &mut Graph, schedule: &Schedule, part: PartId, numbers: &mut N
             continue;
         };
         let mut after = vec![forwards[index].own];
-        if keep == Keep::Nothing {
-            after.extend(rebuilt[index - 1].map(|before| before.ready));
+        if let (Keep::Nothing, Some(before)) = (keep, &rebuilt[index - 1]) {
+            after.extend(&before.ready);
         }
         if keep == Keep::Nothing || extent == Extent::Output {
             // Until then the forward's own input or output is in the way.
             after.push(forwards[index + 1].own);
         }
         let block = chain[index];
-        rebuilt.push(Some(step.add_reduced(Instruction::Recompute { block, part, extent }, after)));
+        rebuilt.push(Some(match extent == Extent::Output && numbers.one_in(4) {
+            false => step.add_reduced(Instruction::Recompute { block, part, extent }, after),
+            true => {
+                let body = step.add(Instruction::Recompute { block, part, extent: Extent::Body }, after);
+                step.add_pieces(Pass::Recompute, block, part, body, numbers)
+            }
+        }));
     }
 
     let mut backwards = Vec::new();
-    let mut gradient = loss;
+    let mut gradient = vec![loss];
     for (&block, rebuilt) in chain.iter().zip(&rebuilt).rev() {
-        let after = rebuilt.iter().map(|rebuilt| rebuilt.own).chain([gradient]);
-        let ends = step.add_reduced(Instruction::Backward { block, part }, after);
-        gradient = ends.ready;
-        backwards.push(ends.own);
+        let after: Vec<usize> = rebuilt.iter().map(|rebuilt| rebuilt.own).chain(gradient).collect();
+        let backward = add_backward(step, block, part, after, numbers);
+        gradient = backward.ready.clone();
+        backwards.push(backward);
     }
     backwards.reverse();
     backwards
 }
 
+/// A backward as a whole, in its two halves, or with its last product in pieces.
+fn add_backward(
+    step: &mut Graph,
+    block: BlockId,
+    part: PartId,
+    after: Vec<usize>,
+    numbers: &mut Numbers,
+) -> Backward {
+    let scope = match block {
+        BlockId::Embed => Scope::All,
+        _ => numbers.pick(&[Scope::All, Scope::All, Scope::Input, Scope::Body]),
+    };
+    let instruction = Instruction::Backward { block, part, scope };
+    if scope == Scope::Body {
+        let body = step.add(instruction, after);
+        let Ends { own, ready } = step.add_pieces(Pass::Backward, block, part, body, numbers);
+        return Backward { first: body, input: own, weight: body, ready };
+    }
+    let Ends { own, ready } = step.add_reduced(instruction, after);
+    let weight = match scope {
+        Scope::Input => step.add(Instruction::Backward { block, part, scope: Scope::Weight }, [own]),
+        _ => own,
+    };
+    Backward { first: own, input: own, weight, ready }
+}
+
 /// Gradients are added up in sample order, and in each micro-batch the embedding's after the head's.
-fn add_order(step: &mut Graph, schedule: &Schedule, backwards: &[Vec<usize>]) {
+fn add_order(step: &mut Graph, schedule: &Schedule, backwards: &[Vec<Backward>]) {
     for pair in backwards.windows(2) {
-        for (&earlier, &later) in pair[0].iter().zip(&pair[1]) {
-            step.depend(later, earlier);
+        for (earlier, later) in pair[0].iter().zip(&pair[1]) {
+            step.depend(later.first, earlier.input);
+            step.depend(later.weight, earlier.weight);
         }
     }
     let head = backwards[0].len() - 1;
@@ -166,30 +226,29 @@ fn add_order(step: &mut Graph, schedule: &Schedule, backwards: &[Vec<usize>]) {
         let index = |part: PartId| schedule.parts.iter().position(|p| p.id == part).expect("a part");
         let first = index(micro_batch[0].id);
         let last = first + micro_batch.len() - 1;
-        step.depend(backwards[first][0], backwards[last][head]);
+        step.depend(backwards[first][0].weight, backwards[last][head].weight);
         if let Some(next) = backwards.get(last + 1) {
-            step.depend(next[head], backwards[last][0]);
+            step.depend(next[head].weight, backwards[last][0].weight);
         }
     }
 }
 
-/// Adds the reduction of the gradients, the norm and the step, which waits for everything. The embedding's backward is the
-/// last of each part.
-fn add_end(step: &mut Graph, embeddings: Vec<usize>) {
+/// Adds the reduction of the gradients, the norm and the step, which waits for everything.
+fn add_end(step: &mut Graph, backwards: Vec<usize>) {
     let gradients = match step.degree {
-        1 => embeddings,
-        _ => vec![step.add_collective(CollectiveId::Gradients(0), embeddings)],
+        1 => backwards,
+        _ => vec![step.add_collective(CollectiveId::Gradients(0), backwards)],
     };
     step.add_reduced(Instruction::Norm, gradients);
     let all = step.sinks();
     step.add(Instruction::Step, all);
 }
 
-/// An instruction, and from where on its result may be used: its own place, or its collective's `sync`.
-#[derive(Clone, Copy)]
+/// An instruction, and from where on its result may be used: its own place, or the `sync` of each collective on it. Of a
+/// product in pieces, the last.
 struct Ends {
     own: usize,
-    ready: usize,
+    ready: Vec<usize>,
 }
 
 /// Instructions and what each depends on.
@@ -221,8 +280,31 @@ impl Graph {
     /// An instruction with the collective that completes its result.
     fn add_reduced(&mut self, instruction: Instruction, after: impl IntoIterator<Item = usize>) -> Ends {
         let own = self.add(instruction, after);
+        Ends { own, ready: vec![self.reduced(instruction, own)] }
+    }
+
+    /// From where on the result of an instruction may be used.
+    fn reduced(&mut self, instruction: Instruction, own: usize) -> usize {
         let collective = instruction.produces().filter(|_| self.degree > 1);
-        let ready = collective.map_or(own, |collective| self.add_collective(collective, [own]));
+        collective.map_or(own, |collective| self.add_collective(collective, [own]))
+    }
+
+    /// The pieces of the last product of a pass through a block, after its body.
+    fn add_pieces(
+        &mut self,
+        pass: Pass,
+        block: BlockId,
+        part: PartId,
+        body: usize,
+        numbers: &mut Numbers,
+    ) -> Ends {
+        let cut = if pass == Pass::Backward { Cut::Rows } else { numbers.pick(&[Cut::Rows, Cut::Columns]) };
+        let (mut own, mut ready) = (body, Vec::new());
+        for piece in Piece::all(numbers.pick(&[2, 3, 4]), cut) {
+            let tail = Instruction::Tail { pass, block, part, piece };
+            own = self.add(tail, [own]);
+            ready.push(self.reduced(tail, own));
+        }
         Ends { own, ready }
     }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::ids::{BlockId, CollectiveId, PartId, Pass};
+use crate::ids::{BlockId, CollectiveId, PartId, Pass, Piece};
 use crate::mesh::{Axis, Layout};
 
 /// What a forward leaves behind for the backward pass.
@@ -12,28 +12,72 @@ pub enum Keep {
     Nothing,
     /// The input of the block; a recomputation rebuilds the rest.
     Input,
+    /// All but what the attention core puts out, which a recomputation rebuilds (Korthikanti et al., arXiv 2205.05198).
+    Selective,
     /// The input and everything that backward reads.
     All,
 }
 
 impl Keep {
+    /// All of them.
+    pub const ALL: [Keep; 4] = [Keep::Nothing, Keep::Input, Keep::Selective, Keep::All];
+
     /// The spelling in the text form, after `keep=`.
     pub fn name(self) -> &'static str {
         match self {
             Keep::Nothing => "nothing",
             Keep::Input => "input",
+            Keep::Selective => "selective",
             Keep::All => "all",
         }
     }
 }
 
-/// How far a recomputation goes.
+/// How far a forward or a recomputation goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Extent {
+    /// Only the attention core, from kept queries, keys and values.
+    Core,
     /// Up to what backward reads: the last matrix product of the block is left out.
     Saved,
+    /// Up to the operands of the last matrix product, which follows in pieces.
+    Body,
     /// Up to the partial output, for the block that follows.
     Output,
+}
+
+impl Extent {
+    /// All of them.
+    pub const ALL: [Extent; 4] = [Extent::Core, Extent::Saved, Extent::Body, Extent::Output];
+
+    /// The word in the text form of a recomputation; empty for the usual one.
+    pub fn word(self) -> &'static str {
+        match self {
+            Extent::Core => "core",
+            Extent::Saved => "",
+            Extent::Body => "body",
+            Extent::Output => "output",
+        }
+    }
+}
+
+/// Which gradients a backward computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Scope {
+    /// `backward`: of the input and of the parameters.
+    All,
+    /// `backward_input`: of the input, and of the normalisation, through which that one goes.
+    Input,
+    /// `backward_weight`: of the rest of the parameters, after `backward_input`.
+    Weight,
+    /// `backward … body`: all but the matrix product that makes the gradient of the input, which follows in pieces, and
+    /// the normalisation.
+    Body,
+}
+
+impl Scope {
+    /// All of them.
+    pub const ALL: [Scope; 4] = [Scope::All, Scope::Input, Scope::Weight, Scope::Body];
 }
 
 /// What a collective does with its buffer.
@@ -67,6 +111,8 @@ pub enum Instruction {
         part: PartId,
         /// What stays for backward.
         keep: Keep,
+        /// How far: [`Extent::Output`], or [`Extent::Body`] where pieces follow.
+        extent: Extent,
     },
     /// Rebuilds from the input what backward reads. First completes the input, as forward does, where it was not kept.
     Recompute {
@@ -82,12 +128,25 @@ pub enum Instruction {
         /// The part of the batch.
         part: PartId,
     },
+    /// A piece of the matrix product that ends a pass through a block. In backward, the normalisation of these rows too.
+    Tail {
+        /// Which pass.
+        pass: Pass,
+        /// The block.
+        block: BlockId,
+        /// The part of the batch.
+        part: PartId,
+        /// The piece.
+        piece: Piece,
+    },
     /// Partial gradient of a block's input, and the gradients of its parameters.
     Backward {
         /// The block.
         block: BlockId,
         /// The part of the batch.
         part: PartId,
+        /// Which of these gradients.
+        scope: Scope,
     },
     /// Starts a collective on the communication stream.
     Start {
@@ -116,6 +175,7 @@ impl Instruction {
             Instruction::Forward { part, .. }
             | Instruction::Recompute { part, .. }
             | Instruction::Loss { part }
+            | Instruction::Tail { part, .. }
             | Instruction::Backward { part, .. } => Some(part),
             Instruction::Start { collective, .. } | Instruction::Sync { collective } => match collective {
                 CollectiveId::Block { part, .. } => Some(part),
@@ -131,6 +191,7 @@ impl Instruction {
             Instruction::Forward { part, .. }
             | Instruction::Recompute { part, .. }
             | Instruction::Loss { part }
+            | Instruction::Tail { part, .. }
             | Instruction::Backward { part, .. }
             | Instruction::Start { collective: CollectiveId::Block { part, .. }, .. }
             | Instruction::Sync { collective: CollectiveId::Block { part, .. } } => *part = new,
@@ -139,17 +200,49 @@ impl Instruction {
         self
     }
 
+    /// The block that it computes on, if on one.
+    pub fn block(&self) -> Option<BlockId> {
+        match *self {
+            Instruction::Forward { block, .. }
+            | Instruction::Recompute { block, .. }
+            | Instruction::Tail { block, .. }
+            | Instruction::Backward { block, .. } => Some(block),
+            _ => None,
+        }
+    }
+
+    /// The pass over the chain to which it belongs; `None` for the loss, the norm, the step and their collectives.
+    pub fn pass(&self) -> Option<Pass> {
+        match *self {
+            Instruction::Forward { .. } => Some(Pass::Forward),
+            Instruction::Recompute { .. } => Some(Pass::Recompute),
+            Instruction::Backward { .. } => Some(Pass::Backward),
+            Instruction::Tail { pass, .. } => Some(pass),
+            Instruction::Start { collective, .. } | Instruction::Sync { collective } => match collective {
+                CollectiveId::Block { pass, .. } => Some(pass),
+                CollectiveId::Gradients(_) | CollectiveId::Norm => None,
+            },
+            Instruction::Loss { .. } | Instruction::Norm | Instruction::Step => None,
+        }
+    }
+
     /// The collective that completes what this instruction leaves partial.
     pub fn produces(&self) -> Option<CollectiveId> {
+        let whole = |pass, block, part| Some(CollectiveId::Block { pass, block, part, piece: None });
         match *self {
-            Instruction::Forward { block, part, .. } => {
-                Some(CollectiveId::Block { pass: Pass::Forward, block, part })
+            Instruction::Forward { block, part, extent: Extent::Output, .. } => {
+                whole(Pass::Forward, block, part)
             }
             Instruction::Recompute { block, part, extent: Extent::Output } => {
-                Some(CollectiveId::Block { pass: Pass::Recompute, block, part })
+                whole(Pass::Recompute, block, part)
             }
-            Instruction::Backward { block, part } if block != BlockId::Embed => {
-                Some(CollectiveId::Block { pass: Pass::Backward, block, part })
+            Instruction::Backward { block, part, scope: Scope::All | Scope::Input }
+                if block != BlockId::Embed =>
+            {
+                whole(Pass::Backward, block, part)
+            }
+            Instruction::Tail { pass, block, part, piece } => {
+                Some(CollectiveId::Block { pass, block, part, piece: Some(piece) })
             }
             Instruction::Norm => Some(CollectiveId::Norm),
             _ => None,
@@ -160,17 +253,24 @@ impl Instruction {
 impl fmt::Display for Instruction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Instruction::Forward { block, part, keep } => {
-                write!(f, "forward   {block} {part} keep={}", keep.name())
+            Instruction::Forward { block, part, keep, extent } => {
+                write!(f, "forward   {block} {part} keep={}", keep.name())?;
+                f.write_str(if *extent == Extent::Body { " body" } else { "" })
             }
-            Instruction::Recompute { block, part, extent: Extent::Saved } => {
-                write!(f, "recompute {block} {part}")
+            Instruction::Recompute { block, part, extent } => {
+                let space = if *extent == Extent::Saved { "" } else { " " };
+                write!(f, "recompute {block} {part}{space}{}", extent.word())
             }
-            Instruction::Recompute { block, part, extent: Extent::Output } => {
-                write!(f, "recompute {block} {part} output")
+            Instruction::Tail { pass, block, part, piece } => {
+                write!(f, "{:<9} {block} {part} tail {piece}", pass.name())
             }
             Instruction::Loss { part } => write!(f, "loss      {part}"),
-            Instruction::Backward { block, part } => write!(f, "backward  {block} {part}"),
+            Instruction::Backward { block, part, scope } => match scope {
+                Scope::All => write!(f, "backward  {block} {part}"),
+                Scope::Body => write!(f, "backward  {block} {part} body"),
+                Scope::Input => write!(f, "backward_input  {block} {part}"),
+                Scope::Weight => write!(f, "backward_weight {block} {part}"),
+            },
             Instruction::Start { collective, kind, axis } => {
                 write!(f, "start     {collective} {} @{}", kind.name(), axis.name())
             }

@@ -15,9 +15,9 @@
 
 use std::fmt;
 
-use crate::ids::{PartId, parse_number};
+use crate::ids::{PartId, Pass, parse_number};
 use crate::mesh::{Axis, Layout};
-use crate::schedule::{CollectiveKind, Extent, Instruction, Keep, Part, Schedule};
+use crate::schedule::{CollectiveKind, Extent, Instruction, Keep, Part, Schedule, Scope};
 
 /// More layers than any machine holds; a bound so that a typo is not an allocation of terabytes.
 const MAX_LAYERS: u32 = 100_000;
@@ -142,18 +142,37 @@ fn parse_part(text: &str) -> Result<Part, String> {
 fn parse_instruction(content: &str) -> Result<Instruction, String> {
     let words: Vec<&str> = content.split_whitespace().collect();
     let part = |text: &str| text.parse::<PartId>();
+    if let [pass, block, id, "tail", piece] = words.as_slice() {
+        let pass = Pass::ALL.into_iter().find(|known| known.name() == *pass);
+        let pass = pass.ok_or_else(|| format!("`{content}` is not an instruction"))?;
+        return Ok(Instruction::Tail { pass, block: block.parse()?, part: part(id)?, piece: piece.parse()? });
+    }
+    let forward = |block: &str, id: &str, keep: &str, extent| {
+        Ok(Instruction::Forward { block: block.parse()?, part: part(id)?, keep: parse_keep(keep)?, extent })
+    };
+    let recompute = |block: &str, id: &str, extent| {
+        Ok(Instruction::Recompute { block: block.parse()?, part: part(id)?, extent })
+    };
+    let backward = |block: &str, id: &str, scope| {
+        Ok(Instruction::Backward { block: block.parse()?, part: part(id)?, scope })
+    };
     Ok(match words.as_slice() {
-        ["forward", block, id, keep] => {
-            Instruction::Forward { block: block.parse()?, part: part(id)?, keep: parse_keep(keep)? }
-        }
-        ["recompute", block, id] => {
-            Instruction::Recompute { block: block.parse()?, part: part(id)?, extent: Extent::Saved }
-        }
-        ["recompute", block, id, "output"] => {
-            Instruction::Recompute { block: block.parse()?, part: part(id)?, extent: Extent::Output }
+        ["forward", block, id, keep] => return forward(block, id, keep, Extent::Output),
+        ["forward", block, id, keep, "body"] => return forward(block, id, keep, Extent::Body),
+        ["recompute", block, id] => return recompute(block, id, Extent::Saved),
+        ["recompute", block, id, word] => {
+            let extent = Extent::ALL.into_iter().find(|extent| extent.word() == *word);
+            return recompute(
+                block,
+                id,
+                extent.ok_or_else(|| format!("`{word}` is not core, body or output"))?,
+            );
         }
         ["loss", id] => Instruction::Loss { part: part(id)? },
-        ["backward", block, id] => Instruction::Backward { block: block.parse()?, part: part(id)? },
+        ["backward", block, id] => return backward(block, id, Scope::All),
+        ["backward", block, id, "body"] => return backward(block, id, Scope::Body),
+        ["backward_input", block, id] => return backward(block, id, Scope::Input),
+        ["backward_weight", block, id] => return backward(block, id, Scope::Weight),
         ["start", collective, kind, axis] => Instruction::Start {
             collective: collective.parse()?,
             kind: parse_kind(kind)?,
@@ -167,10 +186,10 @@ fn parse_instruction(content: &str) -> Result<Instruction, String> {
 }
 
 fn parse_keep(text: &str) -> Result<Keep, String> {
-    [Keep::Nothing, Keep::Input, Keep::All]
+    Keep::ALL
         .into_iter()
         .find(|keep| text.strip_prefix("keep=") == Some(keep.name()))
-        .ok_or_else(|| format!("`{text}` is not keep=nothing, keep=input or keep=all"))
+        .ok_or_else(|| format!("`{text}` is not keep=nothing, keep=input, keep=selective or keep=all"))
 }
 
 fn parse_kind(text: &str) -> Result<CollectiveKind, String> {
@@ -242,7 +261,10 @@ step
         }
         for (wrong, message) in [
             ("jump attn.0 m0", "`jump attn.0 m0` is not an instruction"),
-            ("forward attn.0 m0 keep=some", "`keep=some` is not keep=nothing, keep=input or keep=all"),
+            (
+                "forward attn.0 m0 keep=some",
+                "`keep=some` is not keep=nothing, keep=input, keep=selective or keep=all",
+            ),
             ("start f.attn.0.m0 sum @tensor", "`sum` is not a collective operation (all_reduce, all_gather)"),
             ("start g.0 all_reduce tensor", "`tensor` is not @data, @pipeline or @tensor"),
         ] {

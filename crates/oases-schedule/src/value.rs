@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::activations::Slot;
+use crate::activations::{Inside, Slot};
 use crate::ids::{BlockId, CollectiveId, PartId, Pass};
 use crate::schedule::CollectiveKind;
 
@@ -13,8 +13,8 @@ pub(crate) enum Value {
     Input(BlockId, PartId),
     /// What a block put out: partial until reduced.
     Output(BlockId, PartId),
-    /// Everything backward reads besides the input.
-    Saved(BlockId, PartId),
+    /// What lives inside a block from one of its instructions to another.
+    Inside(Inside, BlockId, PartId),
     /// Gradient of a block's input: partial until reduced.
     Gradient(BlockId, PartId),
 }
@@ -24,7 +24,10 @@ impl fmt::Display for Value {
         let (name, block, part) = match self {
             Value::Input(block, part) => ("input", block, part),
             Value::Output(block, part) => ("output", block, part),
-            Value::Saved(block, part) => ("saved state", block, part),
+            Value::Inside(Inside::Saved, block, part) => ("saved state", block, part),
+            Value::Inside(Inside::Core, block, part) => ("core output", block, part),
+            Value::Inside(Inside::Operand, block, part) => ("last operand", block, part),
+            Value::Inside(Inside::Delta, block, part) => ("inner gradient", block, part),
             Value::Gradient(block, part) => ("input gradient", block, part),
         };
         write!(f, "{name} of {block} {part}")
@@ -34,21 +37,21 @@ impl fmt::Display for Value {
 /// One operand of an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Touch {
-    /// Reads or updates a value in place.
+    /// Reads or updates a value in place. What lives inside a block has slots of its own, whatever is given here.
     Use(Value, Slot),
     /// Writes a new value.
     Create(Value, Slot),
-    /// Completes the first value in place; from here on it is the second.
-    Become(Value, Value, Slot),
+    /// Completes the first value in place; from here on it is the second. It may lie in so many pieces by columns.
+    Become(Value, Value, u8),
 }
 
 /// The value that a collective reduces, for those that belong to a block.
 pub(crate) fn collective_value(collective: CollectiveId) -> Option<Value> {
     match collective {
-        CollectiveId::Block { pass: Pass::Forward | Pass::Recompute, block, part } => {
+        CollectiveId::Block { pass: Pass::Forward | Pass::Recompute, block, part, .. } => {
             Some(Value::Output(block, part))
         }
-        CollectiveId::Block { pass: Pass::Backward, block, part } => Some(Value::Gradient(block, part)),
+        CollectiveId::Block { pass: Pass::Backward, block, part, .. } => Some(Value::Gradient(block, part)),
         CollectiveId::Gradients(_) | CollectiveId::Norm => None,
     }
 }

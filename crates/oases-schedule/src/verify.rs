@@ -8,9 +8,11 @@
 //!    is overwritten while it lives.
 //! 5. *kept*: what is kept or rebuilt is read by recomputation or backward; the embedding keeps nothing, the head all of
 //!    it or nothing.
-//! 6. *recompute*: what backward reads is kept or rebuilt, once, between forward and backward.
+//! 6. *recompute*: what backward reads is kept or rebuilt, once, between forward and backward; the attention core by itself
+//!    where the rest was kept.
 //! 7. *loss*: each part has one loss, between the head's forward and its backward.
-//! 8. *backward*: in a training step, each block runs backward on each part exactly once, on a gradient that has arrived.
+//! 8. *backward*: in a training step, each block runs backward on each part exactly once, on a gradient that has arrived:
+//!    in one instruction, or first for its input and then for its weights.
 //! 9. *order*: each block adds up the gradients of the parts in sample order, so that every schedule rounds alike. The
 //!    embedding adds to the same table as a tied head: in each micro-batch after the head's parts.
 //! 10. *collectives*: each reduces the partial sum that it is named after, with the operation and axis that belong to it,
@@ -19,6 +21,8 @@
 //! 11. *reduced*: partial parameter gradients are reduced once after the last backward and before the norm, and the norm
 //!     before the step.
 //! 12. *step*: where there are gradients, norm and step come once each and end the schedule.
+//! 13. *pieces*: a pass through a block that stops before its last product is followed by at least two pieces of that product,
+//!     each once and in order, all by rows or all by columns; in backward by rows, since the normalisation needs whole ones.
 
 use std::fmt;
 
@@ -43,6 +47,7 @@ pub enum Rule {
     Collectives,
     Reduced,
     Step,
+    Pieces,
 }
 
 /// A broken rule and where.

@@ -3,10 +3,11 @@
 //! Prints one JSON line. Options as `key=value`: layers, hidden, heads, sequence, batch, vocabulary, schedule, rounds.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::AtomicBool;
 
-use oases_schedule::{Layout, Model, Request, Schedule, Variant};
+use oases_schedule::{Model, Request, Variant};
 use oases_train::metrics::median;
-use oases_train::trial::Trial;
+use oases_train::trial::{Contender, Trial};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut options: BTreeMap<String, String> = BTreeMap::from(
@@ -36,21 +37,18 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         number("sequence")?,
         number("vocabulary")?,
     );
-    let request = Request {
-        layers: model.layers,
-        layout: Layout::uniform(1, Schedule::blocks(model.layers)),
-        micro_batches: 1,
-        sub_batches: 1,
-        sequences: number("batch")? as u32,
-    };
+    let request = Request { sub_batches: 1, ..Request::new(model.layers, 1, number("batch")? as u32) };
     let variant = Variant::find(&options["schedule"]).ok_or("no such schedule")?;
-    let schedules = [variant.build(&request)];
+    let contenders = [Contender { schedule: variant.build(&request), link: None }];
     let rounds = number("rounds")?;
-    let trial = Trial { model: &model, tensor: 1, schedules: &schedules, link: None, warmup: 2, rounds };
-    let samples = trial.run()?.remove(0);
+    let stop = AtomicBool::new(false);
+    let trial = Trial { model: &model, tensor: 1, contenders: &contenders, warmup: 2, rounds, stop: &stop };
+    let samples = trial.run(&|_| {})?.remove(0);
     if options["profile"] != "no" {
         let mut by_kind: BTreeMap<String, f64> = BTreeMap::new();
-        for (instruction, timing) in schedules[0].instructions.iter().zip(&samples[rounds / 2].timings) {
+        for (instruction, timing) in
+            contenders[0].schedule.instructions.iter().zip(&samples[rounds / 2].timings[0])
+        {
             let text = instruction.to_string();
             let kind: Vec<&str> = text.split_whitespace().take(2).collect();
             let kind = kind.join(" ");

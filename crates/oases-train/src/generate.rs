@@ -6,9 +6,7 @@ use oases_exec::arena::Arena;
 use oases_exec::comm::local::{LocalCommunicator, LocalOptions, group};
 use oases_exec::{Backend, CpuBackend, Interpreter, Program, StepInputs};
 use oases_schedule::passes::EVALUATE;
-use oases_schedule::{
-    BlockId, Instruction, Layout, Model, Purpose, Request, Schedule, Slot, Span, Statics, Workspace,
-};
+use oases_schedule::{BlockId, Instruction, Model, Purpose, Request, Slot, Span, Statics, Workspace};
 
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::data::IGNORE;
@@ -33,13 +31,7 @@ impl Generator {
     /// Reads the weights of a checkpoint, which must be of this model.
     pub fn load(model: &Model, checkpoint: &Checkpoint, workspace: Workspace) -> Result<Generator> {
         checkpoint.metadata().expect_model(&describe_model(model), checkpoint.path())?;
-        let request = Request {
-            layers: model.layers,
-            layout: Layout::uniform(1, Schedule::blocks(model.layers)),
-            micro_batches: 1,
-            sub_batches: 1,
-            sequences: 1,
-        };
+        let request = Request { sub_batches: 1, ..Request::new(model.layers, 1, 1) };
         let schedule = EVALUATE.build(&request);
         let head = |instruction: &Instruction| {
             matches!(instruction, Instruction::Forward { block: BlockId::Head, .. })

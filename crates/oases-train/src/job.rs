@@ -2,7 +2,7 @@
 
 use oases_exec::Program;
 use oases_schedule::passes::EVALUATE;
-use oases_schedule::{Bytes, Layout, Model, Purpose, Request, Schedule, Statics, Workspace};
+use oases_schedule::{Bytes, Model, Purpose, Request, Statics, Workspace};
 
 use crate::checkpoint::{Checkpoint, Description, Kind, Metadata, TensorSpec};
 use crate::data::{self, Tokens, TrainData, ValidationData};
@@ -48,11 +48,12 @@ pub fn request(options: &Options) -> Result<Request> {
         .with_hint("a sub-batch holds at least one sequence"));
     }
     Ok(Request {
-        layers: options.model.layers,
-        layout: Layout::uniform(options.tensor, Schedule::blocks(options.model.layers)),
         micro_batches: micro,
         sub_batches: options.sub_batches,
-        sequences,
+        keep: options.keep,
+        pieces: options.pieces,
+        cut: options.cut,
+        ..Request::new(options.model.layers, options.tensor, sequences)
     })
 }
 

@@ -12,6 +12,7 @@ mod generate;
 mod job;
 mod launch;
 pub mod learning_rate;
+pub mod measure;
 pub mod metrics;
 mod options;
 pub mod permutation;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use oases_exec::comm::Link;
-use oases_schedule::{Model, Variant};
+use oases_schedule::{Cut, Keep, Model, Variant};
 
 /// A training run. The values are those of the configuration, checked there for range.
 #[derive(Clone)]
@@ -17,6 +17,12 @@ pub struct Options {
     pub variant: &'static Variant,
     /// Sub-batches of a micro-batch.
     pub sub_batches: u32,
+    /// What a forward keeps, where that is not left to the schedule.
+    pub keep: Option<Keep>,
+    /// Pieces of the products that a decomposing schedule cuts.
+    pub pieces: u8,
+    /// Along which dimension it cuts them.
+    pub cut: Cut,
     /// Micro-batches of a step.
     pub micro_batches: u32,
     /// Sequences of a step.

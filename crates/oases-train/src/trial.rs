@@ -1,6 +1,7 @@
 //! Times schedules on synthetic tokens: the same ranks run all of them in turn, round after round, so that a machine
 //! whose speed drifts treats all alike.
 
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use oases_exec::arena::Arena;
@@ -13,55 +14,86 @@ use oases_schedule::{Instruction, Model, Purpose, Schedule, Span, Statics};
 use crate::error::{Error, Result};
 use crate::weights::Shards;
 
+/// A schedule, and the network that is emulated while it runs.
+#[derive(Clone, Debug)]
+pub struct Contender {
+    /// The schedule.
+    pub schedule: Schedule,
+    /// The network; none leaves the ranks' memory as fast as it is.
+    pub link: Option<Link>,
+}
+
 /// What is to be timed.
 pub struct Trial<'a> {
     /// The model.
     pub model: &'a Model,
     /// Ranks of the TMP group.
     pub tensor: u32,
-    /// Schedules of equal batch.
-    pub schedules: &'a [Schedule],
-    /// The network to emulate.
-    pub link: Option<Link>,
+    /// What runs in turn. Batches may differ.
+    pub contenders: &'a [Contender],
     /// Rounds that are not counted.
     pub warmup: usize,
     /// Rounds that are.
     pub rounds: usize,
+    /// Set from outside, ends the trial after the step at hand.
+    pub stop: &'a AtomicBool,
 }
 
-/// One step of one schedule.
+/// One step of one contender.
 #[derive(Clone, Debug)]
 pub struct Sample {
     /// Wall time of the step on the slowest rank, in nanoseconds.
     pub step_ns: u64,
-    /// Time in which the slowest rank waited for collectives, in nanoseconds.
-    pub exposed_ns: u64,
-    /// Times of the instructions on rank 0.
-    pub timings: Vec<Timing>,
+    /// When the step began, on the clock of the timings.
+    pub began_ns: u64,
+    /// Times of the instructions on each rank.
+    pub timings: Vec<Vec<Timing>>,
     /// Mean loss.
     pub loss: f64,
 }
 
+impl Sample {
+    /// Time in which a rank waited for collectives, in nanoseconds: the mean over the ranks.
+    pub fn exposed_ns(&self, schedule: &Schedule) -> f64 {
+        let exposed = self.timings.iter().map(|timings| exposed_ns(schedule, timings) as f64);
+        exposed.sum::<f64>() / self.timings.len() as f64
+    }
+}
+
 impl Trial<'_> {
-    /// Samples of each schedule, in the order of rounds.
-    pub fn run(&self) -> Result<Vec<Vec<Sample>>> {
-        let sequences = self.schedules.iter().map(Schedule::batch).max().unwrap_or(0);
-        let parts = self.schedules.iter().map(|schedule| schedule.parts.len()).max().unwrap_or(0);
+    /// Samples of each contender, in the order of rounds. `finished` is told the contender after each step. Ended from
+    /// outside, there may be fewer samples, of some contenders one fewer than of others.
+    pub fn run(&self, finished: &(dyn Fn(usize) + Sync)) -> Result<Vec<Vec<Sample>>> {
+        let schedules = || self.contenders.iter().map(|contender| &contender.schedule);
+        let sequences = schedules().map(Schedule::batch).max().unwrap_or(0);
+        let parts = schedules().map(|schedule| schedule.parts.len()).max().unwrap_or(0);
         let statics = Statics::new(self.model, self.tensor, Purpose::Training, sequences, parts);
         let workspace = CpuBackend::workspace(self.model, self.tensor);
-        let programs: Vec<Program> = self
-            .schedules
+        let programs: Vec<Program> =
+            schedules().map(|schedule| Program::new(schedule.clone(), &statics, workspace)).collect();
+        let networks = Networks::new(self.contenders);
+        let groups = networks
+            .links
             .iter()
-            .map(|schedule| Program::new(schedule.clone(), &statics, workspace))
-            .collect();
-        let options = LocalOptions { link: self.link, ..LocalOptions::default() };
-        let communicators = group(self.tensor as usize, options);
+            .map(|&link| group(self.tensor as usize, LocalOptions { link, ..LocalOptions::default() }));
+        let ends = by_rank(groups.collect(), self.tensor as usize);
+        let last = AtomicUsize::new(usize::MAX);
+        let began = Instant::now();
         let of_ranks = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..)
-                .zip(communicators)
-                .map(|(rank, communicator)| {
-                    let (statics, programs) = (&statics, &programs);
-                    scope.spawn(move || self.rank(rank, communicator, statics, programs))
+                .zip(ends)
+                .map(|(tp_rank, communicators)| {
+                    let rank = Rank {
+                        trial: self,
+                        tp_rank,
+                        statics: &statics,
+                        programs: &programs,
+                        networks: &networks,
+                        last: &last,
+                        began,
+                        finished,
+                    };
+                    scope.spawn(move || rank.run(communicators))
                 })
                 .collect();
             let joined = threads.into_iter().map(|thread| {
@@ -69,45 +101,7 @@ impl Trial<'_> {
             });
             joined.collect::<Result<Vec<_>>>()
         })?;
-        Ok(slowest(of_ranks))
-    }
-
-    fn rank(
-        &self,
-        tp_rank: u32,
-        mut communicator: LocalCommunicator,
-        statics: &Statics,
-        programs: &[Program],
-    ) -> Result<Vec<Vec<Sample>>> {
-        let lost = |error| Error::communicator(&error, " (trial)");
-        let bytes = programs.iter().map(|program| program.plan.bytes).max().unwrap_or_default();
-        let arena = Arena::new(bytes.0 as usize).map_err(|error| Error::configuration(error.to_string()))?;
-        let mut backend = CpuBackend::new(arena);
-        Shards { statics, tp_rank }.initialize(&mut backend, 0);
-        let host = communicator.host_group();
-        let mut interpreter = Interpreter::new(tp_rank, Instant::now());
-        let mut samples = vec![Vec::new(); programs.len()];
-        for round in 0..self.warmup + self.rounds {
-            for (program, samples) in programs.iter().zip(&mut samples) {
-                let targets = self.write_batch(&mut backend, statics, program, round);
-                let inputs = inputs(round as u32, targets);
-                host.barrier().map_err(lost)?;
-                let began = Instant::now();
-                interpreter
-                    .run(program, statics, &mut backend, &mut communicator, &inputs)
-                    .map_err(|interrupted| Error::rank(tp_rank as usize, interrupted.to_string()))?;
-                let step_ns = began.elapsed().as_nanos() as u64;
-                let mut losses = vec![0.0; program.schedule.parts.len()];
-                backend.read(Span { bytes: 4 * losses.len(), ..statics.losses }, &mut losses);
-                if round >= self.warmup {
-                    let timings = interpreter.timings().to_vec();
-                    let loss = losses.iter().map(|&loss| f64::from(loss)).sum::<f64>() / targets as f64;
-                    let exposed_ns = exposed_ns(&program.schedule, &timings);
-                    samples.push(Sample { step_ns, exposed_ns, timings, loss });
-                }
-            }
-        }
-        Ok(samples)
+        Ok(joined(of_ranks))
     }
 
     /// Random tokens, the same for every schedule of a round. Returns the number of targets.
@@ -156,14 +150,117 @@ pub(crate) fn exposed_ns(schedule: &Schedule, timings: &[Timing]) -> u64 {
     waits.filter(|(i, _)| matches!(i, Instruction::Sync { .. })).map(|(_, timing)| timing.duration_ns()).sum()
 }
 
+/// The different links, and which of them each contender uses.
+struct Networks {
+    links: Vec<Option<Link>>,
+    of: Vec<usize>,
+}
+
+impl Networks {
+    fn new(contenders: &[Contender]) -> Networks {
+        let mut links: Vec<Option<Link>> = Vec::new();
+        let of = contenders
+            .iter()
+            .map(|contender| {
+                links.iter().position(|link| *link == contender.link).unwrap_or_else(|| {
+                    links.push(contender.link);
+                    links.len() - 1
+                })
+            })
+            .collect();
+        Networks { links, of }
+    }
+}
+
+/// The ends of all groups, by rank.
+fn by_rank(groups: Vec<Vec<LocalCommunicator>>, ranks: usize) -> Vec<Vec<LocalCommunicator>> {
+    let mut ends: Vec<Vec<LocalCommunicator>> = (0..ranks).map(|_| Vec::new()).collect();
+    for group in groups {
+        for (ends, communicator) in ends.iter_mut().zip(group) {
+            ends.push(communicator);
+        }
+    }
+    ends
+}
+
+/// One rank of a trial.
+struct Rank<'a> {
+    trial: &'a Trial<'a>,
+    tp_rank: u32,
+    statics: &'a Statics,
+    programs: &'a [Program],
+    networks: &'a Networks,
+    /// The turn before which all ranks stop.
+    last: &'a AtomicUsize,
+    began: Instant,
+    finished: &'a (dyn Fn(usize) + Sync),
+}
+
+impl Rank<'_> {
+    fn run(&self, mut communicators: Vec<LocalCommunicator>) -> Result<Vec<Vec<Sample>>> {
+        let bytes = self.programs.iter().map(|program| program.plan.bytes).max().unwrap_or_default();
+        let arena = Arena::new(bytes.0 as usize).map_err(|error| Error::configuration(error.to_string()))?;
+        let mut backend = CpuBackend::new(arena);
+        Shards { statics: self.statics, tp_rank: self.tp_rank }.initialize(&mut backend, 0);
+        let host = communicators[0].host_group();
+        let mut interpreter = Interpreter::new(self.tp_rank, self.began);
+        let mut samples = vec![Vec::new(); self.programs.len()];
+        'rounds: for round in 0..self.trial.warmup + self.trial.rounds {
+            for (index, samples) in samples.iter_mut().enumerate() {
+                let turn = round * self.programs.len() + index;
+                if self.tp_rank == 0 && self.trial.stop.load(Ordering::Relaxed) {
+                    self.last.fetch_min(turn, Ordering::Relaxed);
+                }
+                host.barrier().map_err(|error| Error::communicator(&error, " (trial)"))?;
+                if self.last.load(Ordering::Relaxed) <= turn {
+                    break 'rounds;
+                }
+                let communicator = &mut communicators[self.networks.of[index]];
+                let sample = self.step(round, index, &mut interpreter, &mut backend, communicator)?;
+                if round >= self.trial.warmup {
+                    samples.push(sample);
+                }
+                if self.tp_rank == 0 {
+                    (self.finished)(index);
+                }
+            }
+        }
+        Ok(samples)
+    }
+
+    fn step(
+        &self,
+        round: usize,
+        index: usize,
+        interpreter: &mut Interpreter,
+        backend: &mut CpuBackend,
+        communicator: &mut LocalCommunicator,
+    ) -> Result<Sample> {
+        let program = &self.programs[index];
+        let targets = self.trial.write_batch(backend, self.statics, program, round);
+        let inputs = inputs(round as u32, targets);
+        let host = communicator.host_group();
+        host.barrier().map_err(|error| Error::communicator(&error, " (trial)"))?;
+        let began_ns = self.began.elapsed().as_nanos() as u64;
+        interpreter
+            .run(program, self.statics, backend, communicator, &inputs)
+            .map_err(|interrupted| Error::rank(self.tp_rank as usize, interrupted.to_string()))?;
+        let step_ns = self.began.elapsed().as_nanos() as u64 - began_ns;
+        let mut losses = vec![0.0; program.schedule.parts.len()];
+        backend.read(Span { bytes: 4 * losses.len(), ..self.statics.losses }, &mut losses);
+        let loss = losses.iter().map(|&loss| f64::from(loss)).sum::<f64>() / targets as f64;
+        Ok(Sample { step_ns, began_ns, timings: vec![interpreter.timings().to_vec()], loss })
+    }
+}
+
 /// A step lasts as long as on its slowest rank.
-fn slowest(of_ranks: Vec<Vec<Vec<Sample>>>) -> Vec<Vec<Sample>> {
+fn joined(of_ranks: Vec<Vec<Vec<Sample>>>) -> Vec<Vec<Sample>> {
     let mut ranks = of_ranks.into_iter();
     let mut all = ranks.next().unwrap_or_default();
     for rank in ranks {
         for (sample, other) in all.iter_mut().flatten().zip(rank.into_iter().flatten()) {
             sample.step_ns = sample.step_ns.max(other.step_ns);
-            sample.exposed_ns = sample.exposed_ns.max(other.exposed_ns);
+            sample.timings.extend(other.timings);
         }
     }
     all

@@ -9,7 +9,7 @@ use super::embedding::{embed, embed_backward};
 use super::matmul::{Matrix, MatrixMut, matmul, matmul_bias};
 use super::norm::{layer_norm, layer_norm_backward};
 use super::optimizer::{Update, adamw, sum_of_squares};
-use super::residual::{RowTerm, bias_gradient, join, join_gradient, positions_gradient};
+use super::residual::{RowTerm, bias_gradient, columns_to_rows, join, join_gradient, positions_gradient};
 use crate::arena::{Arena, Region};
 use crate::backend::Backend;
 use crate::operators::{Accumulate, AdamW, Attention, Dropout, Mat, ParameterState, Term, VocabularyShard};
@@ -113,6 +113,11 @@ impl Backend for CpuBackend {
             &mut table[..shard.valid * hidden],
             accumulate,
         );
+    }
+
+    fn columns_to_rows(&mut self, x: Span, scratch: Span, hidden: usize, pieces: u8) {
+        let mut claims = self.arena.claims();
+        columns_to_rows(claims.write(x), claims.write(scratch), hidden, pieces);
     }
 
     fn join(&mut self, x: Span, residual: Span, term: Term, hidden: usize, dropout: Option<Dropout>) {

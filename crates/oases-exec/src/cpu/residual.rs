@@ -2,6 +2,8 @@
 //!
 //! Shapes: n tokens, h hidden, s positions, m any number of columns.
 
+use oases_schedule::{Cut, Piece};
+
 use super::simd::vectorized;
 use crate::operators::{Accumulate, Dropout};
 use crate::philox::philox4x32;
@@ -46,6 +48,20 @@ impl Dropout {
     fn check(&self, tokens: usize) {
         assert!((0.0..1.0).contains(&self.rate), "a dropout rate of {}", self.rate);
         assert!(self.sequence > 0 && tokens.is_multiple_of(self.sequence), "dropout needs whole samples");
+    }
+}
+
+/// Puts the rows of `x_nh` together, which lies in pieces by columns, one behind the other. `scratch_nh` is overwritten.
+pub fn columns_to_rows(x_nh: &mut [f32], scratch_nh: &mut [f32], hidden: usize, pieces: u8) {
+    scratch_nh.copy_from_slice(x_nh);
+    let tokens = x_nh.len() / hidden;
+    for piece in Piece::all(pieces, Cut::Columns) {
+        let features = piece.range(hidden);
+        let piece_nw = &scratch_nh[tokens * features.start..tokens * features.end];
+        let rows = x_nh.chunks_exact_mut(hidden).map(|x_h| &mut x_h[features.clone()]);
+        for (x_w, piece_w) in rows.zip(piece_nw.chunks_exact(features.len().max(1))) {
+            x_w.copy_from_slice(piece_w);
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Instant;
 use oases_exec::arena::Arena;
 use oases_exec::comm::local::{LocalCommunicator, LocalOptions, group};
 use oases_exec::{AdamW, Backend, CpuBackend, Interpreter, Program, StepInputs};
-use oases_schedule::{Layout, Model, Parameter, Purpose, Request, Schedule, Span, Statics};
+use oases_schedule::{Model, Parameter, Purpose, Request, Schedule, Span, Statics};
 
 /// A tensor for each parameter name, in full.
 pub(crate) type Tensors = BTreeMap<String, Vec<f32>>;
@@ -48,13 +48,7 @@ pub(crate) const HYPER: AdamW = AdamW {
 };
 
 pub(crate) fn request(model: &Model, tensor: u32, sequences: u32, micro: u32, sub: u32) -> Request {
-    Request {
-        layers: model.layers,
-        layout: Layout::uniform(tensor, Schedule::blocks(model.layers)),
-        micro_batches: micro,
-        sub_batches: sub,
-        sequences,
-    }
+    Request { micro_batches: micro, sub_batches: sub, ..Request::new(model.layers, tensor, sequences) }
 }
 
 impl Run<'_> {

@@ -6,8 +6,8 @@ use crate::schedule::{Instruction, Keep, Schedule};
 
 pub(super) fn forward_only(schedule: &Schedule, _: &Request) -> Schedule {
     let keep = |instruction: &Instruction| match *instruction {
-        Instruction::Forward { block, part, .. } => {
-            Some(Instruction::Forward { block, part, keep: Keep::Nothing })
+        Instruction::Forward { block, part, extent, .. } => {
+            Some(Instruction::Forward { block, part, keep: Keep::Nothing, extent })
         }
         Instruction::Loss { .. } => Some(*instruction),
         Instruction::Start { collective, .. } | Instruction::Sync { collective } => {

@@ -3,14 +3,19 @@
 //! Every pass leaves a schedule that verifies and computes the same numbers; it only changes what is kept, repeated, or
 //! waited for, and where. In debug builds the verifier runs after each.
 
+mod barriers;
 mod checkpoint;
+mod decompose;
 mod forward_only;
+mod interleave;
 mod overlap;
 mod serial;
 mod split;
+mod split_backward;
 
+use crate::ids::Cut;
 use crate::mesh::Layout;
-use crate::schedule::Schedule;
+use crate::schedule::{Keep, Schedule};
 use crate::verify::verify;
 
 /// What the schedule is for, besides its variant.
@@ -26,6 +31,28 @@ pub struct Request {
     pub sub_batches: u32,
     /// Sequences of a micro-batch.
     pub sequences: u32,
+    /// What a forward keeps, where that is not left to the schedule.
+    pub keep: Option<Keep>,
+    /// Pieces of the products that a decomposing schedule cuts.
+    pub pieces: u8,
+    /// Along which dimension it cuts them.
+    pub cut: Cut,
+}
+
+impl Request {
+    /// One micro-batch of `sequences` sequences in two sub-batches, everything else as the schedules have it.
+    pub fn new(layers: u32, tensor: u32, sequences: u32) -> Request {
+        Request {
+            layers,
+            layout: Layout::uniform(tensor, Schedule::blocks(layers)),
+            micro_batches: 1,
+            sub_batches: 2,
+            sequences,
+            keep: None,
+            pieces: 4,
+            cut: Cut::Rows,
+        }
+    }
 }
 
 /// A named pass.
@@ -75,10 +102,35 @@ const CHECKPOINT_BLOCKS: Pass = Pass {
     description: "keeps one input per block; recomputes between the all-reduces, so that none is repeated",
     apply: checkpoint::checkpoint_blocks,
 };
+const CHECKPOINT_CORES: Pass = Pass {
+    name: "checkpoint-cores",
+    description: "keeps all but what the attention cores put out; recomputes those",
+    apply: checkpoint::checkpoint_cores,
+};
+const DECOMPOSE: Pass = Pass {
+    name: "decompose",
+    description: "cuts the product before each all-reduce into pieces; one piece's runs under the next piece",
+    apply: decompose::decompose,
+};
+const SPLIT_BACKWARD: Pass = Pass {
+    name: "split-backward",
+    description: "computes input gradients first, so that their all-reduces run under the weight gradients",
+    apply: split_backward::split_backward,
+};
+const INTERLEAVE: Pass = Pass {
+    name: "interleave",
+    description: "runs the forward of each micro-batch block by block with the backward of the one before",
+    apply: interleave::interleave,
+};
 const OVERLAP: Pass = Pass {
     name: "overlap",
     description: "waits for each collective only where its result is first read, across blocks and passes",
     apply: overlap::overlap,
+};
+const BARRIERS: Pass = Pass {
+    name: "barriers",
+    description: "waits for every collective where one pass ends and another begins",
+    apply: barriers::barriers,
 };
 
 /// A schedule by name: a list of passes.
@@ -101,6 +153,26 @@ pub const VARIANTS: &[Variant] = &[
         passes: &[SERIAL, SPLIT, CHECKPOINT_LAYERS],
     },
     Variant {
+        name: "megatron-ss",
+        description: "blocking, only attention cores recomputed (Megatron-LM's selective recomputation)",
+        passes: &[SERIAL, SPLIT, CHECKPOINT_CORES],
+    },
+    Variant {
+        name: "merak",
+        description: "sub-batches overlap inside each pass, with barriers between passes (Merak)",
+        passes: &[SERIAL, SPLIT, CHECKPOINT_LAYERS, OVERLAP, BARRIERS],
+    },
+    Variant {
+        name: "decomposed",
+        description: "the product before each all-reduce is cut into pieces (Wang et al., ASPLOS 2023; AccTFM)",
+        passes: &[SERIAL, SPLIT, CHECKPOINT_LAYERS, DECOMPOSE],
+    },
+    Variant {
+        name: "domino",
+        description: "sub-batches overlap inside each pass, input gradients first, everything kept (DeepSpeed-Domino)",
+        passes: &[SERIAL, SPLIT, SPLIT_BACKWARD, OVERLAP, BARRIERS],
+    },
+    Variant {
         name: "cross-pass",
         description: "overlap across passes, recomputation still communicates",
         passes: &[SERIAL, SPLIT, CHECKPOINT_LAYERS, OVERLAP],
@@ -109,6 +181,16 @@ pub const VARIANTS: &[Variant] = &[
         name: "oases",
         description: "overlap across passes, recomputation cut at the all-reduces (Li et al., arXiv 2305.16121)",
         passes: &[SERIAL, SPLIT, CHECKPOINT_BLOCKS, OVERLAP],
+    },
+    Variant {
+        name: "oases-w",
+        description: "oases, with input gradients before weight gradients",
+        passes: &[SERIAL, SPLIT, CHECKPOINT_BLOCKS, SPLIT_BACKWARD, OVERLAP],
+    },
+    Variant {
+        name: "oases-dual",
+        description: "oases, with the forward of each micro-batch interleaved with the backward of the one before",
+        passes: &[SERIAL, SPLIT, CHECKPOINT_BLOCKS, INTERLEAVE, OVERLAP],
     },
 ];
 
@@ -123,6 +205,21 @@ impl Variant {
     /// The variant of that name.
     pub fn find(name: &str) -> Option<&'static Variant> {
         VARIANTS.iter().find(|variant| variant.name == name)
+    }
+
+    /// What it keeps whatever is asked for; `None` where that can be chosen.
+    pub fn keeps_always(&self) -> Option<Keep> {
+        let has = |name| self.passes.iter().any(|pass| pass.name == name);
+        match () {
+            () if has(CHECKPOINT_LAYERS.name) || has(CHECKPOINT_BLOCKS.name) => None,
+            () if has(CHECKPOINT_CORES.name) => Some(Keep::Selective),
+            () => Some(Keep::All),
+        }
+    }
+
+    /// Whether a forward of it can be asked to keep that.
+    pub fn can_keep(&self, keep: Keep) -> bool {
+        keep != Keep::Nothing && self.keeps_always().is_none_or(|always| always == keep)
     }
 
     /// The schedule after each pass; the last is the result.

@@ -33,31 +33,28 @@ impl Readers<'_> {
     /// Whether the instruction reads the collective's result. A recomputed output that nobody reads (the last of a
     /// layer) counts as read by the backward of its own block, which ends the recomputation.
     fn reads(&self, collective: CollectiveId) -> bool {
-        match (collective, *self.instruction) {
-            (
-                CollectiveId::Block { pass, block, part },
-                Instruction::Forward { block: reader, part: of, .. },
-            ) => part == of && pass == Pass::Forward && self.schedule.before(reader) == Some(block),
-            (
-                CollectiveId::Block { pass, block, part },
-                Instruction::Recompute { block: reader, part: of, .. },
-            ) => part == of && pass == Pass::Recompute && self.schedule.before(reader) == Some(block),
-            (
-                CollectiveId::Block { pass: Pass::Forward, block: BlockId::Head, part },
-                Instruction::Loss { part: of },
-            ) => part == of,
-            (
-                CollectiveId::Block { pass, block, part },
-                Instruction::Backward { block: reader, part: of },
-            ) => {
-                part == of
-                    && match pass {
-                        Pass::Forward => false,
-                        Pass::Recompute => reader == block,
-                        Pass::Backward => self.schedule.before(block) == Some(reader),
-                    }
+        let CollectiveId::Block { pass, block, part, .. } = collective else {
+            return matches!(
+                (collective, self.instruction),
+                (CollectiveId::Gradients(_), Instruction::Norm) | (CollectiveId::Norm, Instruction::Step)
+            );
+        };
+        if self.instruction.part() != Some(part) {
+            return false;
+        }
+        match *self.instruction {
+            Instruction::Forward { block: reader, .. } => {
+                pass == Pass::Forward && self.schedule.before(reader) == Some(block)
             }
-            (CollectiveId::Gradients(_), Instruction::Norm) | (CollectiveId::Norm, Instruction::Step) => true,
+            Instruction::Recompute { block: reader, .. } => {
+                pass == Pass::Recompute && self.schedule.before(reader) == Some(block)
+            }
+            Instruction::Loss { .. } => pass == Pass::Forward && block == BlockId::Head,
+            Instruction::Backward { block: reader, .. } => match pass {
+                Pass::Forward => false,
+                Pass::Recompute => reader == block,
+                Pass::Backward => self.schedule.before(block) == Some(reader),
+            },
             _ => false,
         }
     }

@@ -3,7 +3,7 @@
 use crate::ids::{BlockId, CollectiveId, PartId};
 use crate::mesh::Axis;
 use crate::passes::Request;
-use crate::schedule::{Instruction, Keep, Part, Schedule};
+use crate::schedule::{Extent, Instruction, Keep, Part, Schedule, Scope};
 use crate::value::expected_kind;
 
 /// A schedule with a header and no instructions.
@@ -23,11 +23,11 @@ pub(super) fn serial(schedule: &Schedule, _: &Request) -> Schedule {
     for part in schedule.parts.iter().map(|part| part.id) {
         for block in schedule.chain() {
             let keep = if block == BlockId::Embed { Keep::Nothing } else { Keep::All };
-            step.push(Instruction::Forward { block, part, keep });
+            step.push(Instruction::Forward { block, part, keep, extent: Extent::Output });
         }
         step.push(Instruction::Loss { part });
         for block in schedule.chain().rev() {
-            step.push(Instruction::Backward { block, part });
+            step.push(Instruction::Backward { block, part, scope: Scope::All });
         }
     }
     step.collective(CollectiveId::Gradients(0));

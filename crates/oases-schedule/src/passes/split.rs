@@ -35,7 +35,7 @@ fn cut(part: &Part, sub_batches: u32) -> impl Iterator<Item = Part> {
 }
 
 /// An instruction and the collective on its result.
-fn units(instructions: &[Instruction]) -> impl Iterator<Item = &[Instruction]> {
+pub(super) fn units(instructions: &[Instruction]) -> impl Iterator<Item = &[Instruction]> {
     instructions.chunk_by(|_, next| {
         matches!(next, Instruction::Start { .. } | Instruction::Sync { .. }) && next.part().is_some()
     })

@@ -2,13 +2,12 @@
 
 use oases_schedule::passes::{EVALUATE, VARIANTS};
 use oases_schedule::{
-    CollectiveId, Instruction, Layout, Model, Plan, Purpose, Request, Schedule, Span, Statics, Variant,
-    Workspace, plan, verify,
+    CollectiveId, Instruction, Model, Plan, Purpose, Request, Schedule, Span, Statics, Variant, Workspace,
+    plan, verify,
 };
 
 fn request(layers: u32, tensor: u32, micro_batches: u32, sub_batches: u32, sequences: u32) -> Request {
-    let layout = Layout::uniform(tensor, Schedule::blocks(layers));
-    Request { layers, layout, micro_batches, sub_batches, sequences }
+    Request { micro_batches, sub_batches, ..Request::new(layers, tensor, sequences) }
 }
 
 fn planned(schedule: &Schedule, tensor: u32) -> Plan {

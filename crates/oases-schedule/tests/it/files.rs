@@ -14,7 +14,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use oases_schedule::passes::{EVALUATE, VARIANTS};
-use oases_schedule::{Layout, Model, Purpose, Request, Schedule, Statics, Variant, Workspace, plan, verify};
+use oases_schedule::{Model, Purpose, Request, Schedule, Statics, Variant, Workspace, plan, verify};
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../testdata/schedules");
 const EXPECTATIONS: [&str; 3] = ["; error: ", "; prints: ", "; arena: "];
@@ -49,7 +49,7 @@ fn files_hold_what_they_expect() {
 fn every_rule_and_every_variant_has_a_file() {
     let texts: Vec<String> = files().iter().map(|path| fs::read_to_string(path).unwrap()).collect();
     let contains = |wanted: &str| texts.iter().any(|text| text.contains(wanted));
-    for rule in 1..=12 {
+    for rule in 1..=13 {
         assert!(contains(&format!("(rule {rule}, ")), "no file breaks rule {rule}");
     }
     for variant in VARIANTS.iter().chain([&EVALUATE]) {
@@ -128,12 +128,12 @@ fn number(numbers: &BTreeMap<&str, f32>, name: &str) -> Result<u32, String> {
 
 fn request(numbers: &BTreeMap<&str, f32>) -> Result<Request, String> {
     let layers = number(numbers, "layers")?;
+    let plain = Request::new(layers, number(numbers, "tensor")?, number(numbers, "sequences")?);
     Ok(Request {
-        layers,
-        layout: Layout::uniform(number(numbers, "tensor")?, Schedule::blocks(layers)),
         micro_batches: number(numbers, "micro_batches")?,
         sub_batches: number(numbers, "sub_batches")?,
-        sequences: number(numbers, "sequences")?,
+        pieces: number(numbers, "pieces").map_or(plain.pieces, |pieces| pieces as u8),
+        ..plain
     })
 }
 

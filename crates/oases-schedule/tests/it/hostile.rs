@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use oases_schedule::passes::{EVALUATE, VARIANTS};
 use oases_schedule::random::{self, Numbers};
-use oases_schedule::{Layout, Model, Purpose, Request, Rule, Schedule, Statics, Workspace, plan, verify};
+use oases_schedule::{Model, Purpose, Request, Rule, Schedule, Statics, Workspace, plan, verify};
 
 /// Everything that can be done with a text. Returns whether it parses and verifies.
 fn digest(text: &str) -> (bool, bool) {
@@ -36,13 +36,7 @@ fn planned(schedule: &Schedule) {
 }
 
 fn valid_texts() -> Vec<String> {
-    let request = Request {
-        layers: 1,
-        layout: Layout::uniform(2, Schedule::blocks(1)),
-        micro_batches: 2,
-        sub_batches: 2,
-        sequences: 3,
-    };
+    let request = Request { micro_batches: 2, ..Request::new(1, 2, 3) };
     let built = VARIANTS.iter().chain([&EVALUATE]).map(|variant| variant.build(&request));
     let random = (0..4).map(|seed| random::schedule(seed, &request));
     built.chain(random).map(|schedule| schedule.to_string()).collect()

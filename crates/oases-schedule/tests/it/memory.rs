@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 
 use oases_schedule::passes::{EVALUATE, VARIANTS};
 use oases_schedule::{
-    BlockId, Bytes, CollectiveId, Instruction, Layout, Model, Plan, Purpose, Request, Schedule, Slot, Span,
-    Statics, collective_bytes, plan, random,
+    BlockId, Bytes, CollectiveId, Instruction, Model, Pass, Plan, Purpose, Request, Schedule, Scope, Slot,
+    Span, Statics, collective_bytes, plan, random,
 };
 
 use crate::needs::{Access, WORKSPACE, accesses};
@@ -56,8 +56,9 @@ fn check_plan(schedule: &Schedule, statics: &Statics, plan: &Plan) {
     for (index, accesses) in accesses.iter().enumerate() {
         let operands = &plan.operands[index];
         for access in accesses {
-            let span = operands.span(access.slot);
-            assert_eq!(span.bytes, access.bytes, "{:?}", access.slot);
+            let found = operands.span(access.slot);
+            assert_eq!(found.bytes, access.part.1, "{:?}", access.slot);
+            let span = Span { offset: found.offset - access.part.0, bytes: access.bytes };
             assert!(span.offset.is_multiple_of(Span::ALIGNMENT) && span.offset >= statics.bytes);
             if access.fresh {
                 memory.begin(access.buffer, span);
@@ -108,15 +109,20 @@ fn check_operands(schedule: &Schedule, statics: &Statics, plan: &Plan, index: us
         Instruction::Recompute { .. } => accesses.iter().any(|access| access.slot == Slot::Residual),
         _ => false,
     };
-    assert_eq!(operands.joins, joins, "{instruction}");
+    assert_eq!(operands.joins > 0, joins, "{instruction}");
+    let columns = accesses.iter().any(|access| access.slot == Slot::Joined);
+    assert_eq!(operands.joins > 1, columns, "{instruction}");
     let earlier = schedule.instructions[..index].iter();
-    let first = match instruction {
-        Instruction::Backward { block, .. } => {
-            earlier.filter(|i| matches!(i, Instruction::Backward { block: b, .. } if *b == block)).count()
-                == 0
-        }
+    // Gain and shift of the normalisation get theirs on the way to the input, all others with the weights.
+    let adds = |i: &Instruction, weights: bool| match *i {
+        Instruction::Backward { scope: Scope::All, .. } => true,
+        Instruction::Backward { scope, .. } => weights == (scope != Scope::Input),
+        Instruction::Tail { pass: Pass::Backward, .. } => !weights,
         _ => false,
     };
+    let weights = adds(&instruction, true);
+    let first = (weights || adds(&instruction, false))
+        && !earlier.into_iter().any(|i| i.block() == instruction.block() && adds(i, weights));
     assert_eq!(operands.first, first, "{instruction}");
     if let Some(id) = instruction.part() {
         let part = schedule.parts.iter().position(|part| part.id == id).unwrap();
@@ -150,12 +156,12 @@ const ALL_SLOTS: [Slot; Slot::COUNT] = [
     Slot::QkvGradient,
     Slot::ContextGradient,
     Slot::ActivationGradient,
+    Slot::Joined,
     Slot::Workspace,
 ];
 
 fn request(layers: u32, tensor: u32, micro_batches: u32, sub_batches: u32) -> Request {
-    let layout = Layout::uniform(tensor, Schedule::blocks(layers));
-    Request { layers, layout, micro_batches, sub_batches, sequences: 5 }
+    Request { micro_batches, sub_batches, ..Request::new(layers, tensor, 5) }
 }
 
 fn check(schedule: &Schedule, tensor: u32, dropout: f32) {

@@ -3,15 +3,14 @@
 use oases_schedule::passes::{EVALUATE, VARIANTS};
 use oases_schedule::random::{self, Numbers};
 use oases_schedule::{
-    Axis, BlockId, CollectiveId, CollectiveKind, Extent, Instruction, Keep, Layout, PartId, Pass, Request,
-    Rule, Schedule, verify,
+    Axis, BlockId, CollectiveId, CollectiveKind, Cut, Extent, Instruction, Keep, PartId, Pass, Piece,
+    Request, Rule, Schedule, Scope, verify,
 };
 
 use crate::meaning::{Meaning, meaning};
 
 fn request(layers: u32, tensor: u32, micro_batches: u32, sub_batches: u32) -> Request {
-    let layout = Layout::uniform(tensor, Schedule::blocks(layers));
-    Request { layers, layout, micro_batches, sub_batches, sequences: 3 }
+    Request { micro_batches, sub_batches, ..Request::new(layers, tensor, 3) }
 }
 
 /// Valid training schedules, each with what it must compute: every variant, and random ones.
@@ -130,19 +129,19 @@ fn changes(instruction: Instruction, schedule: &Schedule) -> Vec<Instruction> {
         changed.extend(parts.map(|part| instruction.with_part(part)));
     }
     match instruction {
-        Instruction::Forward { block, part, .. } => {
-            changed.extend([Keep::Nothing, Keep::Input, Keep::All].map(|keep| Instruction::Forward {
-                block,
-                part,
-                keep,
-            }));
+        Instruction::Forward { block, part, keep, extent } => {
+            changed.extend(Keep::ALL.map(|keep| Instruction::Forward { block, part, keep, extent }));
+            changed.extend(Extent::ALL.map(|extent| Instruction::Forward { block, part, keep, extent }));
         }
         Instruction::Recompute { block, part, .. } => {
-            changed.extend([Extent::Saved, Extent::Output].map(|extent| Instruction::Recompute {
-                block,
-                part,
-                extent,
-            }));
+            changed.extend(Extent::ALL.map(|extent| Instruction::Recompute { block, part, extent }));
+        }
+        Instruction::Backward { block, part, .. } => {
+            changed.extend(Scope::ALL.map(|scope| Instruction::Backward { block, part, scope }));
+        }
+        Instruction::Tail { pass, block, part, piece } => {
+            changed.extend(Pass::ALL.map(|pass| Instruction::Tail { pass, block, part, piece }));
+            changed.extend(neighbours(piece).map(|piece| Instruction::Tail { pass, block, part, piece }));
         }
         Instruction::Start { collective, kind, axis } => {
             let kinds = [CollectiveKind::AllReduce, CollectiveKind::AllGather];
@@ -162,11 +161,16 @@ fn changes(instruction: Instruction, schedule: &Schedule) -> Vec<Instruction> {
     }
     for new in blocks {
         changed.push(match instruction {
-            Instruction::Forward { part, keep, .. } => Instruction::Forward { block: new, part, keep },
+            Instruction::Forward { part, keep, extent, .. } => {
+                Instruction::Forward { block: new, part, keep, extent }
+            }
             Instruction::Recompute { part, extent, .. } => {
                 Instruction::Recompute { block: new, part, extent }
             }
-            Instruction::Backward { part, .. } => Instruction::Backward { block: new, part },
+            Instruction::Backward { part, scope, .. } => Instruction::Backward { block: new, part, scope },
+            Instruction::Tail { pass, part, piece, .. } => {
+                Instruction::Tail { pass, block: new, part, piece }
+            }
             _ => continue,
         });
     }
@@ -174,13 +178,24 @@ fn changes(instruction: Instruction, schedule: &Schedule) -> Vec<Instruction> {
     changed
 }
 
+/// Pieces that differ in one number.
+fn neighbours(piece: Piece) -> impl Iterator<Item = Piece> {
+    let Piece { index, of, cut } = piece;
+    let other = if cut == Cut::Rows { Cut::Columns } else { Cut::Rows };
+    [(index + 1, of + 1, cut), (index.saturating_sub(1), of, cut), (index, of + 1, cut), (index, of, other)]
+        .into_iter()
+        .map(|(index, of, cut)| Piece { index, of, cut })
+}
+
 fn renamed(collective: CollectiveId) -> impl Iterator<Item = CollectiveId> {
-    let passes = [Pass::Forward, Pass::Recompute, Pass::Backward].into_iter();
-    let passes = passes.filter_map(move |pass| match collective {
-        CollectiveId::Block { block, part, .. } => Some(CollectiveId::Block { pass, block, part }),
-        _ => None,
-    });
-    passes.chain([CollectiveId::Gradients(0), CollectiveId::Gradients(1), CollectiveId::Norm])
+    let mut names = Vec::new();
+    if let CollectiveId::Block { pass, block, part, piece } = collective {
+        names.extend(Pass::ALL.map(|pass| CollectiveId::Block { pass, block, part, piece }));
+        names.push(CollectiveId::Block { pass, block, part, piece: None });
+        let cut = neighbours(piece.unwrap_or(Piece { index: 0, of: 1, cut: Cut::Rows }));
+        names.extend(cut.map(|piece| CollectiveId::Block { pass, block, part, piece: Some(piece) }));
+    }
+    names.into_iter().chain([CollectiveId::Gradients(0), CollectiveId::Gradients(1), CollectiveId::Norm])
 }
 
 /// Whether a change of a field makes more work and no difference. Such schedules may be valid: an input that is kept

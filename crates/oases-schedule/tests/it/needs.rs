@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use oases_schedule::{
-    BlockId, Bytes, CollectiveId, Extent, Instruction, Keep, Model, PartId, Pass, Schedule, Slot, Workspace,
+    BlockId, Bytes, CollectiveId, Cut, Extent, Instruction, Keep, Model, PartId, Pass, Piece, Schedule,
+    Scope, Slot, Workspace,
 };
 
 pub(crate) const WORKSPACE: Workspace =
@@ -16,13 +17,17 @@ enum Value {
     Output(BlockId, PartId),
     Gradient(BlockId, PartId),
     Internal(BlockId, PartId, Slot),
+    /// What pieces of the last product read and nobody else does.
+    Operand(BlockId, PartId, Slot),
 }
 
-/// One operand: a slot, its size, the buffer that must be there, and whether that begins here.
+/// One operand: a slot, the size of its buffer, which must be there, where in it the operand lies, and whether the buffer
+/// begins here.
 #[derive(Clone, Copy)]
 pub(crate) struct Access {
     pub slot: Slot,
     pub bytes: usize,
+    pub part: (usize, usize),
     pub buffer: usize,
     pub fresh: bool,
 }
@@ -34,6 +39,7 @@ pub(crate) fn accesses(schedule: &Schedule, model: &Model, tensor: u32) -> Vec<V
         model,
         tensor: tensor as usize,
         values: BTreeMap::new(),
+        columns: BTreeMap::new(),
         buffers: 1,
         accesses: Vec::new(),
     };
@@ -46,6 +52,8 @@ struct Needs<'a> {
     model: &'a Model,
     tensor: usize,
     values: BTreeMap<Value, usize>,
+    /// Pieces by columns of outputs.
+    columns: BTreeMap<(BlockId, PartId), u8>,
     buffers: usize,
     accesses: Vec<Access>,
 }
@@ -76,12 +84,12 @@ impl Needs<'_> {
     fn find(&mut self, value: Value, slot: Slot, block: BlockId, part: PartId) {
         let buffer = *self.values.get(&value).expect("a valid schedule reads what is there");
         let bytes = self.bytes(block, part, slot);
-        self.accesses.push(Access { slot, bytes, buffer, fresh: false });
+        self.accesses.push(Access { slot, bytes, part: (0, bytes), buffer, fresh: false });
     }
 
     fn begin(&mut self, value: Option<Value>, slot: Slot, block: BlockId, part: PartId) {
         let bytes = self.bytes(block, part, slot);
-        self.accesses.push(Access { slot, bytes, buffer: self.buffers, fresh: true });
+        self.accesses.push(Access { slot, bytes, part: (0, bytes), buffer: self.buffers, fresh: true });
         self.values.extend(value.map(|value| (value, self.buffers)));
         self.buffers += 1;
     }
@@ -89,16 +97,38 @@ impl Needs<'_> {
     fn saved(block: BlockId) -> &'static [Slot] {
         match block {
             BlockId::Embed => &[],
-            BlockId::Attn(_) => {
-                &[Slot::Normalized, Slot::NormStats, Slot::Qkv, Slot::Context, Slot::LogSumExp]
-            }
+            BlockId::Attn(_) => &[Slot::Normalized, Slot::NormStats, Slot::Qkv],
             BlockId::Mlp(_) => &[Slot::Normalized, Slot::NormStats, Slot::PreActivation],
             BlockId::Head => &[Slot::Normalized, Slot::NormStats, Slot::Logits, Slot::TokenLogSumExp],
         }
     }
 
-    /// Forward and recompute: `keeps` says whether the internals stay, `output` whether the block is run to its end.
-    fn run(&mut self, block: BlockId, part: PartId, keeps: bool, output: bool) {
+    /// The attention core's output.
+    fn core(block: BlockId) -> &'static [Slot] {
+        if let BlockId::Attn(_) = block { &[Slot::Context, Slot::LogSumExp] } else { &[] }
+    }
+
+    fn delta(&self, block: BlockId) -> Vec<Slot> {
+        let mut slots = match block {
+            BlockId::Attn(_) => vec![Slot::QkvGradient],
+            BlockId::Mlp(_) => vec![Slot::ActivationGradient],
+            _ => return Vec::new(),
+        };
+        slots.extend((self.model.dropout > 0.0).then_some(Slot::BranchGradient));
+        slots
+    }
+
+    fn find_inside(&mut self, block: BlockId, part: PartId, slots: &[Slot]) {
+        slots.iter().for_each(|&slot| self.find(Value::Internal(block, part, slot), slot, block, part));
+    }
+
+    fn begin_inside(&mut self, block: BlockId, part: PartId, slots: &[Slot], stays: bool) {
+        for &slot in slots {
+            self.begin(stays.then_some(Value::Internal(block, part, slot)), slot, block, part);
+        }
+    }
+
+    fn input(&mut self, block: BlockId, part: PartId) {
         if self.values.contains_key(&Value::Input(block, part)) {
             self.find(Value::Input(block, part), Slot::Input, block, part);
         } else if let Some(before) = self.schedule.before(block) {
@@ -108,70 +138,138 @@ impl Needs<'_> {
             if before != BlockId::Embed {
                 self.find(Value::Input(before, part), Slot::Residual, block, part);
             }
+            if self.columns.remove(&(before, part)).is_some_and(|pieces| pieces > 1) {
+                self.begin(None, Slot::Joined, block, part);
+            }
         }
-        for &slot in Needs::saved(block) {
-            self.begin(keeps.then_some(Value::Internal(block, part, slot)), slot, block, part);
+    }
+
+    /// Forward and recompute: what of it stays for backward, and how far it goes.
+    fn run(&mut self, block: BlockId, part: PartId, keep: Keep, extent: Extent) {
+        if extent == Extent::Core {
+            self.find_inside(block, part, Needs::saved(block));
+        } else {
+            self.input(block, part);
+            self.begin_inside(block, part, Needs::saved(block), keep >= Keep::Selective);
         }
-        match block {
-            BlockId::Attn(_) => self.begin(None, Slot::Workspace, block, part),
-            BlockId::Mlp(_) if output => self.begin(None, Slot::Activated, block, part),
-            _ => {}
+        let operand = match block {
+            BlockId::Attn(_) => {
+                let operand = (keep < Keep::All && extent == Extent::Body).then_some(Slot::Context);
+                for &slot in Needs::core(block).iter().filter(|slot| Some(**slot) != operand) {
+                    let stays = (keep == Keep::All).then_some(Value::Internal(block, part, slot));
+                    self.begin(stays, slot, block, part);
+                }
+                self.begin(None, Slot::Workspace, block, part);
+                operand
+            }
+            BlockId::Mlp(_) if extent == Extent::Output => {
+                self.begin(None, Slot::Activated, block, part);
+                None
+            }
+            _ => (extent == Extent::Body).then_some(Slot::Activated),
+        };
+        if let Some(slot) = operand {
+            self.begin(Some(Value::Operand(block, part, slot)), slot, block, part);
         }
-        if output {
+        if extent == Extent::Output {
             self.begin(Some(Value::Output(block, part)), Slot::Output, block, part);
         }
     }
 
-    fn backward(&mut self, block: BlockId, part: PartId) {
+    fn tail(&mut self, pass: Pass, block: BlockId, part: PartId, piece: Piece) {
+        let last = piece.index + 1 == piece.of;
+        let (value, slot) = if pass == Pass::Backward {
+            self.find_inside(block, part, Needs::saved(block));
+            self.find_inside(block, part, &self.delta(block));
+            self.find(Value::Input(block, part), Slot::Input, block, part);
+            (Value::Gradient(block, part), Slot::InputGradient)
+        } else {
+            let operand = if let BlockId::Attn(_) = block { Slot::Context } else { Slot::Activated };
+            let alone = Value::Operand(block, part, operand);
+            if self.values.contains_key(&alone) {
+                self.find(alone, operand, block, part);
+            } else {
+                self.find_inside(block, part, Needs::core(block));
+            }
+            if last {
+                self.values.remove(&alone);
+            }
+            if piece.cut == Cut::Columns {
+                self.columns.insert((block, part), piece.of);
+            }
+            (Value::Output(block, part), Slot::Output)
+        };
+        match piece.index {
+            0 => self.begin(Some(value), slot, block, part),
+            _ => self.find(value, slot, block, part),
+        }
+        self.narrow(part, piece);
+    }
+
+    /// The operand added last is a piece of its buffer.
+    fn narrow(&mut self, part: PartId, piece: Piece) {
+        let n = self.schedule.sequences(part).unwrap() as usize * self.model.sequence;
+        let h = self.model.hidden;
+        let (extent, other) = if piece.cut == Cut::Rows { (n, h) } else { (h, n) };
+        let [begin, end] =
+            [piece.index, piece.index + 1].map(|i| extent * usize::from(i) / usize::from(piece.of));
+        self.accesses.last_mut().unwrap().part = (4 * begin * other, 4 * (end - begin) * other);
+    }
+
+    fn backward(&mut self, block: BlockId, part: PartId, scope: Scope) {
         if let Some(after) = self.schedule.after(block) {
             self.find(Value::Gradient(after, part), Slot::Gradient, block, part);
-            if let Some(upstream) = self.schedule.after(after) {
+            let upstream = self.schedule.after(after).filter(|_| scope != Scope::Weight);
+            if let Some(upstream) = upstream {
                 self.find(Value::Gradient(upstream, part), Slot::Upstream, block, part);
             }
         }
+        self.find_inside(block, part, Needs::saved(block));
+        self.find_inside(block, part, Needs::core(block));
+        if scope == Scope::Weight {
+            self.find_inside(block, part, &self.delta(block));
+            return;
+        }
         if block != BlockId::Embed {
             self.find(Value::Input(block, part), Slot::Input, block, part);
+        }
+        if matches!(scope, Scope::All | Scope::Input) && block != BlockId::Embed {
             self.begin(Some(Value::Gradient(block, part)), Slot::InputGradient, block, part);
         }
-        for &slot in Needs::saved(block) {
-            self.find(Value::Internal(block, part, slot), slot, block, part);
-        }
-        let scratch: &[Slot] = match block {
-            BlockId::Attn(_) => &[Slot::Workspace, Slot::ContextGradient, Slot::QkvGradient],
-            BlockId::Mlp(_) => &[Slot::ActivationGradient],
-            _ => &[],
-        };
-        scratch.iter().for_each(|&slot| self.begin(None, slot, block, part));
-        if self.model.dropout > 0.0 && block != BlockId::Head {
-            self.begin(None, Slot::BranchGradient, block, part);
+        self.begin_inside(block, part, &self.delta(block), scope != Scope::All);
+        match block {
+            BlockId::Attn(_) => {
+                self.begin_inside(block, part, &[Slot::Workspace, Slot::ContextGradient], false)
+            }
+            BlockId::Embed if self.model.dropout > 0.0 => self.begin(None, Slot::BranchGradient, block, part),
+            _ => {}
         }
     }
 
     fn of(&mut self, instruction: Instruction) -> Vec<Access> {
         match instruction {
-            Instruction::Forward { block, part, keep } => {
-                self.run(block, part, keep == Keep::All || block == BlockId::Head, true);
+            Instruction::Forward { block, part, keep, extent } => {
+                let keep = if block == BlockId::Head { Keep::All } else { keep };
+                self.run(block, part, keep, extent);
                 // An input that is not kept makes room for the one that recomputation builds.
                 let before = self.schedule.before(block).filter(|&before| !self.keeps(before, part));
                 before.and_then(|before| self.values.remove(&Value::Input(before, part)));
             }
-            Instruction::Recompute { block, part, extent } => {
-                self.run(block, part, true, extent == Extent::Output);
-            }
+            Instruction::Recompute { block, part, extent } => self.run(block, part, Keep::All, extent),
+            Instruction::Tail { pass, block, part, piece } => self.tail(pass, block, part, piece),
             Instruction::Loss { part } => {
-                for &slot in Needs::saved(BlockId::Head) {
-                    self.find(Value::Internal(BlockId::Head, part, slot), slot, BlockId::Head, part);
-                }
+                self.find_inside(BlockId::Head, part, Needs::saved(BlockId::Head));
                 self.find(Value::Output(BlockId::Head, part), Slot::Output, BlockId::Head, part);
             }
-            Instruction::Backward { block, part } => self.backward(block, part),
+            Instruction::Backward { block, part, scope } => self.backward(block, part, scope),
             Instruction::Start { collective, .. } | Instruction::Sync { collective } => {
-                if let CollectiveId::Block { pass, block, part } = collective {
+                if let CollectiveId::Block { pass, block, part, piece } = collective {
                     let (value, slot) = match pass {
                         Pass::Backward => (Value::Gradient(block, part), Slot::InputGradient),
                         Pass::Forward | Pass::Recompute => (Value::Output(block, part), Slot::Output),
                     };
                     self.find(value, slot, block, part);
+                    piece.into_iter().for_each(|piece| self.narrow(part, piece));
                     // A collective finds its buffer in one slot, whatever it is.
                     self.accesses[0].slot = Slot::Output;
                 }
@@ -183,7 +281,7 @@ impl Needs<'_> {
 
     fn keeps(&self, block: BlockId, part: PartId) -> bool {
         self.schedule.instructions.iter().any(|instruction| {
-            matches!(*instruction, Instruction::Forward { block: b, part: p, keep }
+            matches!(*instruction, Instruction::Forward { block: b, part: p, keep, .. }
                 if (b, p) == (block, part) && keep != Keep::Nothing)
         })
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use oases_schedule::passes::VARIANTS;
 use oases_schedule::random::{candidate, schedule};
-use oases_schedule::{Extent, Instruction, Keep, Layout, Request, Schedule, verify};
+use oases_schedule::{Extent, Instruction, Keep, Pass, Request, Schedule, Scope, verify};
 
 use crate::meaning::meaning;
 
@@ -14,8 +14,7 @@ fn every_candidate_is_valid_and_computes_the_same() {
     for (layers, tensor, micro_batches, sub_batches) in
         [(1, 1, 1, 1), (1, 2, 1, 2), (2, 2, 2, 2), (3, 4, 2, 3), (4, 2, 1, 1), (2, 1, 3, 2)]
     {
-        let layout = Layout::uniform(tensor, Schedule::blocks(layers));
-        let request = Request { layers, layout, micro_batches, sub_batches, sequences: 7 };
+        let request = Request { micro_batches, sub_batches, ..Request::new(layers, tensor, 7) };
         let expected = meaning(&VARIANTS[0].build(&request)).unwrap();
         for seed in 0..60 {
             let candidate = candidate(seed, &request);
@@ -29,13 +28,7 @@ fn every_candidate_is_valid_and_computes_the_same() {
 
 #[test]
 fn schedules_differ_in_what_they_keep_repeat_and_wait_for() {
-    let request = Request {
-        layers: 2,
-        layout: Layout::uniform(2, Schedule::blocks(2)),
-        micro_batches: 2,
-        sub_batches: 2,
-        sequences: 4,
-    };
+    let request = Request { micro_batches: 2, ..Request::new(2, 2, 4) };
     let schedules: Vec<Schedule> = (0..100).map(|seed| schedule(seed, &request)).collect();
     let distinct: BTreeSet<&[Instruction]> = schedules.iter().map(|s| s.instructions.as_slice()).collect();
     assert_eq!(distinct.len(), schedules.len());
@@ -44,11 +37,17 @@ fn schedules_differ_in_what_they_keep_repeat_and_wait_for() {
     let has = |wanted: &dyn Fn(&Instruction) -> bool| {
         schedules.iter().filter(|schedule| schedule.instructions.iter().any(wanted)).count()
     };
-    for keep in [Keep::Nothing, Keep::Input, Keep::All] {
+    for keep in Keep::ALL {
         assert!(has(&|i| matches!(i, Instruction::Forward { keep: k, .. } if *k == keep)) > 30);
     }
-    for extent in [Extent::Saved, Extent::Output] {
+    for extent in Extent::ALL {
         assert!(has(&|i| matches!(i, Instruction::Recompute { extent: e, .. } if *e == extent)) > 30);
+    }
+    for scope in Scope::ALL {
+        assert!(has(&|i| matches!(i, Instruction::Backward { scope: s, .. } if *s == scope)) > 30);
+    }
+    for pass in Pass::ALL {
+        assert!(has(&|i| matches!(i, Instruction::Tail { pass: p, .. } if *p == pass)) > 30);
     }
     let hoisted = |schedule: &&Schedule| {
         let at = |wanted: fn(&Instruction) -> bool| schedule.instructions.iter().position(wanted);

@@ -2,7 +2,7 @@
 
 use oases_exec::CpuBackend;
 use oases_exec::comm::Link;
-use oases_schedule::{Model, Variant, Workspace};
+use oases_schedule::{Cut, Keep, Model, Variant, Workspace};
 use oases_train::{Fault, OptimizerOptions, Options};
 
 use crate::config::RunConfig;
@@ -25,6 +25,11 @@ pub fn workspace(options: &Options) -> Workspace {
     CpuBackend::workspace(&options.model, options.tensor)
 }
 
+/// What a forward is asked to keep; `None` leaves it to the schedule.
+fn keep(word: &str) -> Option<Keep> {
+    Keep::ALL.into_iter().find(|keep| keep.name() == word)
+}
+
 /// The run of a configuration.
 pub fn options(config: &RunConfig, resume: bool, fault: Option<Fault>) -> Options {
     let (train, schedule) = (&config.train, &config.schedule);
@@ -33,6 +38,9 @@ pub fn options(config: &RunConfig, resume: bool, fault: Option<Fault>) -> Option
         tensor: config.parallel.tensor as u32,
         variant: Variant::find(&schedule.name).expect("the configuration's rules know every schedule"),
         sub_batches: schedule.sub_batches as u32,
+        keep: keep(&schedule.keep),
+        pieces: schedule.pieces as u8,
+        cut: if schedule.cut == "columns" { Cut::Columns } else { Cut::Rows },
         micro_batches: schedule.micro_batches as u32,
         batch: train.batch as u32,
         text: config.data.text.clone(),

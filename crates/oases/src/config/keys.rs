@@ -56,7 +56,24 @@ pub enum WhenLeftOut {
 pub const FAMILIES: &[&str] = &["gpt"];
 
 /// Schedules that can be asked for.
-pub const SCHEDULES: &[&str] = &["megatron", "none", "cross-pass", "oases"];
+pub const SCHEDULES: &[&str] = &[
+    "megatron",
+    "none",
+    "megatron-ss",
+    "merak",
+    "decomposed",
+    "domino",
+    "cross-pass",
+    "oases",
+    "oases-w",
+    "oases-dual",
+];
+
+/// What a forward can be asked to keep.
+pub const KEEPS: &[&str] = &["schedule", "input", "selective", "all"];
+
+/// Dimensions along which a product can be cut.
+pub const CUTS: &[&str] = &["rows", "columns"];
 
 /// Sizes beyond these are typing errors, and keeping to them keeps products of a few of them far from overflow.
 const MAX_SIZE: u64 = 1 << 24;
@@ -104,6 +121,9 @@ pub const KEYS: &[Key] = &[
     key("parallel.tensor", Integer(1, MAX_RANKS), Value("1"), "2", "the tensor parallel degree: over how many ranks, threads of one process, each block is cut; at most 64"),
     key("schedule.name", Word(SCHEDULES), Value("\"oases\""), "\"oases\"", "the schedule of a training step"),
     key("schedule.sub_batches", Integer(1, 4), Value("2"), "2", "into how many parts a micro-batch is cut, so that one computes while another communicates"),
+    key("schedule.keep", Word(KEEPS), Value("\"schedule\""), "\"all\"", "what a forward keeps for backward: what the schedule's method says, the inputs of blocks, all but attention cores, or all"),
+    key("schedule.pieces", Integer(1, 64), Value("4"), "4", "into how many pieces the schedule `decomposed` cuts the product before an all-reduce"),
+    key("schedule.cut", Word(CUTS), Value("\"rows\""), "\"rows\"", "along which dimension it cuts them: token rows or output columns"),
     key("schedule.micro_batches", Integer(1, MAX_SIZE), Value("1"), "1", "over how many micro-batches gradients are accumulated before a step"),
     key("link.bandwidth", Accepts::Bandwidth, Required, "\"1 Gbit/s\"", "the speed of the emulated link between the ranks"),
     key("link.latency", Accepts::Latency, Value("\"50 us\""), "\"50 us\"", "the latency of the emulated link between the ranks"),
@@ -288,6 +308,6 @@ mod tests {
         assert_eq!(words("train.seed"), "a whole number of at least 0");
         assert_eq!(words("schedule.sub_batches"), "a whole number from 1 to 4");
         assert_eq!(words("model.family"), "\"gpt\"");
-        assert_eq!(words("schedule.name"), "one of \"megatron\", \"none\", \"cross-pass\", \"oases\"");
+        assert_eq!(words("schedule.cut"), "one of \"rows\", \"columns\"");
     }
 }

@@ -76,6 +76,12 @@ pub struct ScheduleConfig {
     pub name: String,
     /// Parts of a micro-batch, 1 to 4.
     pub sub_batches: usize,
+    /// What a forward keeps, one of [`super::keys::KEEPS`].
+    pub keep: String,
+    /// Pieces of a product, for a schedule that cuts them.
+    pub pieces: usize,
+    /// Along which dimension, one of [`super::keys::CUTS`].
+    pub cut: String,
     /// Micro-batches of a step.
     pub micro_batches: usize,
 }
@@ -167,6 +173,9 @@ impl RunConfig {
         let schedule = ScheduleConfig {
             name: reader.word("schedule.name"),
             sub_batches: reader.size("schedule.sub_batches"),
+            keep: reader.word("schedule.keep"),
+            pieces: reader.size("schedule.pieces"),
+            cut: reader.word("schedule.cut"),
             micro_batches: reader.size("schedule.micro_batches"),
         };
         let link = reader.has_section("link").then(|| LinkConfig {
@@ -204,6 +213,9 @@ impl RunConfig {
         out.section("schedule");
         out.put("name", schedule.name.as_str());
         out.put("sub_batches", integer(schedule.sub_batches));
+        out.put("keep", schedule.keep.as_str());
+        out.put("pieces", integer(schedule.pieces));
+        out.put("cut", schedule.cut.as_str());
         out.put("micro_batches", integer(schedule.micro_batches));
         if let Some(link) = link {
             out.section("link");

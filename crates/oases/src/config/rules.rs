@@ -6,7 +6,12 @@
 //! 4. A micro-batch has at least one sequence for each of its sub-batches.
 //! 5. `train.warmup` is at most `train.steps`.
 //! 6. A step is of at most 200,000 layers × micro-batches × sub-batches: it is built as a value before anything runs.
-//! 7. The model and a sequence's activations are of a size that some machine could hold.
+//! 7. `schedule.keep` is something that the schedule can be asked for.
+//! 8. The schedule `oases-dual` has at least two micro-batches to interleave.
+//! 9. `schedule.pieces` is at most `model.hidden` and the tokens of the smallest sub-batch, so that no piece is empty.
+//! 10. The model and a sequence's activations are of a size that some machine could hold.
+
+use oases_schedule::{Keep, Variant};
 
 use super::resolved::RunConfig;
 
@@ -30,6 +35,9 @@ pub fn broken_rules(config: &RunConfig) -> Vec<BrokenRule> {
         sub_batches(config),
         warmup(config),
         length(config),
+        keep(config),
+        dual(config),
+        pieces(config),
         size(config),
     ]
     .into_iter()
@@ -154,6 +162,54 @@ fn length(config: &RunConfig) -> Option<BrokenRule> {
              `schedule.sub_batches` = {sub_batches} is {length}, more than {MAX_LENGTH}"
         ),
         hint,
+    })
+}
+
+fn keep(config: &RunConfig) -> Option<BrokenRule> {
+    let (name, keep) = (&config.schedule.name, &config.schedule.keep);
+    let variant = Variant::find(name)?;
+    let wanted = Keep::ALL.into_iter().find(|known| known.name() == keep)?;
+    if variant.can_keep(wanted) {
+        return None;
+    }
+    let own = variant.keeps_always().map_or("schedule", Keep::name);
+    Some(BrokenRule {
+        keys: vec!["schedule.keep", "schedule.name"],
+        message: format!("`schedule.keep` = \"{keep}\" is not possible: {name} always keeps \"{own}\""),
+        hint: format!("leave `schedule.keep` out, or choose another schedule than {name}"),
+    })
+}
+
+fn dual(config: &RunConfig) -> Option<BrokenRule> {
+    if config.schedule.name != "oases-dual" || config.schedule.micro_batches > 1 {
+        return None;
+    }
+    Some(BrokenRule {
+        keys: vec!["schedule.micro_batches", "schedule.name"],
+        message: "`oases-dual` interleaves micro-batches, and `schedule.micro_batches` = 1".to_string(),
+        hint: "give it at least 2 micro-batches, better 8, or choose \"oases\"".to_string(),
+    })
+}
+
+fn pieces(config: &RunConfig) -> Option<BrokenRule> {
+    let (schedule, model) = (&config.schedule, &config.model);
+    let smallest =
+        config.train.batch.checked_div(schedule.micro_batches)?.checked_div(schedule.sub_batches)?;
+    let most = model.hidden.min(smallest.saturating_mul(model.sequence));
+    if schedule.name != "decomposed" || schedule.pieces <= most || smallest == 0 {
+        return None;
+    }
+    Some(BrokenRule {
+        keys: vec![
+            "schedule.pieces",
+            "model.hidden",
+            "model.sequence",
+            "train.batch",
+            "schedule.micro_batches",
+            "schedule.sub_batches",
+        ],
+        message: format!("`schedule.pieces` = {} leaves pieces empty", schedule.pieces),
+        hint: format!("at most {most} pieces here"),
     })
 }
 

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use oases_schedule::{
-    BlockId, Bytes, CollectiveId, Instruction, Moment, PartId, Pass, Plan, Purpose, Request, Schedule,
-    Statics, Variant, Workspace, collective_bytes, plan,
+    BlockId, Bytes, CollectiveId, Instruction, PartId, Pass, Plan, Purpose, Request, Schedule, Statics,
+    Variant, Workspace, collective_bytes, plan,
 };
 use oases_schedule::{BufferKind, Flops, Model};
 use serde::Serialize;
@@ -200,7 +200,7 @@ impl Collectives {
 
 /// Whether the instruction starts a collective of layer 0 for this part, in this pass.
 fn starts_in_layer(instruction: &Instruction, wanted: Pass, of: PartId) -> bool {
-    let Instruction::Start { collective: CollectiveId::Block { pass, block, part }, .. } = *instruction
+    let Instruction::Start { collective: CollectiveId::Block { pass, block, part, .. }, .. } = *instruction
     else {
         return false;
     };
@@ -216,14 +216,9 @@ fn starts_in_some_layer(instruction: &Instruction) -> bool {
 
 fn flops(model: &Model, schedule: &Schedule, tensor: u32) -> Flops {
     let of = |instruction: &Instruction| {
-        let (block, part, moment) = match *instruction {
-            Instruction::Forward { block, part, .. } => (block, part, Moment::Forward),
-            Instruction::Recompute { block, part, extent } => (block, part, Moment::from(extent)),
-            Instruction::Backward { block, part } => (block, part, Moment::Backward),
-            _ => return 0,
-        };
+        let (Some(operation), Some(part)) = (instruction.operation(), instruction.part()) else { return 0 };
         let sequences = schedule.sequences(part).unwrap_or(0) as usize;
-        model.flops(block, moment, sequences * model.sequence, tensor).0
+        model.flops(operation, sequences * model.sequence, tensor).0
     };
     Flops(schedule.instructions.iter().map(of).sum())
 }
@@ -321,11 +316,9 @@ fn collapse(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use oases_schedule::Layout;
 
     fn schedule(variant: &str) -> Schedule {
-        let layout = Layout::uniform(2, Schedule::blocks(2));
-        let request = Request { layers: 2, layout, micro_batches: 1, sub_batches: 2, sequences: 4 };
+        let request = Request::new(2, 2, 4);
         Variant::find(variant).unwrap().build(&request)
     }
 

@@ -53,8 +53,24 @@ const BAD_VALUES: &[(&[&str], &str, &str)] = &[
     ),
     (
         &["schedule.name=megatorn"],
-        "--set: `schedule.name` must be one of \"megatron\", \"none\", \"cross-pass\", \"oases\", not \"megatorn\"",
+        "--set: `schedule.name` must be one of \"megatron\", \"none\", \"megatron-ss\", \"merak\", \
+         \"decomposed\", \"domino\", \"cross-pass\", \"oases\", \"oases-w\", \"oases-dual\", not \"megatorn\"",
         "did you mean \"megatron\"?",
+    ),
+    (
+        &["schedule.name=domino", "schedule.keep=input"],
+        "--set: `schedule.keep` = \"input\" is not possible: domino always keeps \"all\"",
+        "leave `schedule.keep` out, or choose another schedule than domino",
+    ),
+    (
+        &["schedule.name=oases-dual", "schedule.micro_batches=1"],
+        "--set: `oases-dual` interleaves micro-batches, and `schedule.micro_batches` = 1",
+        "give it at least 2 micro-batches, better 8, or choose \"oases\"",
+    ),
+    (
+        &["schedule.name=decomposed", "schedule.pieces=64"],
+        "--set: `schedule.pieces` = 64 leaves pieces empty",
+        "at most 16 pieces here",
     ),
     (
         &["model.family=opt"],

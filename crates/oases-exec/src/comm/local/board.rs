@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use super::reduce;
 use crate::arena::Region;
-use crate::comm::{Call, CommunicatorError, Link, Operation};
+use crate::comm::{Call, CommunicatorError, Link, Operation, Tag};
 
 /// Regions up to this size are not cut: the arithmetic takes less time than waking a thread.
 /// (Smaller for Miri, so that its small regions are cut as well.)
@@ -19,6 +19,9 @@ const PART_BYTES: usize = if cfg!(miri) { 256 } else { 64 << 10 };
 
 /// Parts of an all-reduce, at most.
 const MAX_PARTS: usize = 8;
+
+/// Collectives under way at once for which there is room from the beginning.
+const IN_FLIGHT: usize = 32;
 
 /// Parts begin at multiples of this many elements, a cache line.
 const LINE: usize = 16;
@@ -103,7 +106,9 @@ pub(super) enum Started {
 
 impl Board {
     pub(super) fn new(ranks: usize, link: Option<Link>) -> Board {
-        let (entries, spare) = (VecDeque::with_capacity(16), Vec::with_capacity(16));
+        // How many are under way at once depends on how far ranks are apart, so it could grow in any step.
+        let spare = (0..IN_FLIGHT).map(|_| Entry::spare(ranks)).collect();
+        let entries = VecDeque::with_capacity(IN_FLIGHT);
         Board { ranks, link, link_free_at: None, entries, first: 0, started: vec![0; ranks], spare }
     }
 
@@ -218,6 +223,14 @@ impl Entry {
         let (first_rank, arrived, taken, parts, claimed, done) = (0, 0, 0, 0, 0, 0);
         let regions = Vec::new();
         Entry { call, operation, first_rank, arrived, taken, regions, parts, claimed, done, ends: None }
+    }
+
+    /// One with room for any collective.
+    fn spare(ranks: usize) -> Entry {
+        let operation = Operation::AllReduceSum;
+        let call = Call::Collective { operation, tag: Tag(0), bytes: 0 };
+        let regions = Vec::with_capacity(ranks * ranks.max(MAX_PARTS));
+        Entry { regions, ..Entry::new(call, operation) }
     }
 
     fn reset(self, first_rank: usize, call: Call, operation: Operation, len: usize, ranks: usize) -> Entry {

@@ -1,0 +1,32 @@
+//! What a schedule would take: costs of its instructions, and the two streams of a rank on which they run.
+//!
+//! The one decision of this crate: a prediction walks the same [`oases_schedule::Schedule`] that is executed, and shares
+//! nothing else with the executors. The alternative, to ask the executor for its times or to simulate a model of the
+//! method instead of its instructions, could not disagree with the measurement, or would not notice what the schedule
+//! really waits for.
+//!
+//! The pipeline: [`Profile`] (measured) or [`Machine`] (described) → [`Costs`] → [`simulate()`] → [`Timeline`].
+
+mod costs;
+mod error;
+mod estimated;
+mod link;
+mod machine;
+mod measured;
+mod profile;
+mod simulate;
+mod time;
+mod timeline;
+mod work;
+
+pub use costs::{CollectiveTime, Costs};
+pub use error::Error;
+pub use estimated::MachineCosts;
+pub use link::Ring;
+pub use machine::{Device, Dtype, LinkLevel, Machine};
+pub use measured::ProfileCosts;
+pub use profile::{FORMAT, MeasuredCollective, MeasuredCompute, MeasuredLink, Origin, Profile, Shape};
+pub use simulate::{bound, simulate};
+pub use time::{Interval, Nanoseconds};
+pub use timeline::{Bound, CollectiveRun, Timeline};
+pub use work::{Scores, Work, work};

@@ -1,0 +1,353 @@
+//! A description of hardware that one does not have: rates of a device, and the links that join its ranks.
+
+use oases_schedule::{Bytes, CollectiveKind};
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+use crate::link::Ring;
+use crate::time::Nanoseconds;
+
+/// Devices and the links between them. Each rank is one device.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Machine {
+    /// How reports call it.
+    pub name: String,
+    /// What each rank computes on.
+    pub device: Device,
+    /// Links, from the inside out. A machine of one rank has none.
+    #[serde(default, rename = "link")]
+    pub links: Vec<LinkLevel>,
+}
+
+/// The type in which products are computed and activations are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Dtype {
+    /// 32 bits.
+    F32,
+    /// Products in 19 bits, kept in 32.
+    Tf32,
+    /// 16 bits, 5 of them exponent.
+    F16,
+    /// 16 bits, 8 of them exponent.
+    Bf16,
+}
+
+impl Dtype {
+    /// Bytes of an element in memory.
+    fn element_bytes(self) -> u64 {
+        match self {
+            Dtype::F32 | Dtype::Tf32 => 4,
+            Dtype::F16 | Dtype::Bf16 => 2,
+        }
+    }
+}
+
+/// What computes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Device {
+    /// Its name.
+    pub name: String,
+    /// Memory, in units of 2³⁰ bytes, which is how makers count that of a card.
+    pub memory_gb: f64,
+    /// Peak rate of matrix products in `dtype`, dense, in units of 10¹² operations per second (a multiply-add is two).
+    pub peak_tflops: f64,
+    /// The type that is computed in.
+    pub dtype: Dtype,
+    /// Bytes of an activation in memory.
+    pub element_bytes: u64,
+    /// Memory bandwidth, in units of 10⁹ bytes per second.
+    pub bandwidth_gb_s: f64,
+    /// Fixed time of one operator, in microseconds; 0 if it is hidden altogether.
+    pub launch_us: f64,
+    /// Share of the peak that one product of so many GFLOP reaches: `[gflop, share]`, the sizes ascending. Between two
+    /// sizes the share is linear in the logarithm of the size; beyond the ends it stays.
+    pub efficiency: Vec<[f64; 2]>,
+    /// How often the attention scores (one number for each query, key and head) pass through memory, forward and
+    /// backward; none for a fused kernel, which never writes them.
+    #[serde(default)]
+    pub score_passes: [f64; 2],
+    /// Keys of this section that are estimated.
+    #[serde(default)]
+    pub estimates: Vec<String>,
+    /// Whether the whole section is estimated.
+    #[serde(default)]
+    pub estimate: bool,
+}
+
+/// A link that joins ranks, or the groups that the level inside joins.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LinkLevel {
+    /// Its name.
+    pub name: String,
+    /// How many ranks are joined up to this level.
+    pub ranks: u32,
+    /// What one rank of a ring can send while it also receives as much, in units of 10⁹ bytes per second ("bus
+    /// bandwidth").
+    pub bandwidth_gb_s: f64,
+    /// Time of one hop, in microseconds.
+    pub latency_us: f64,
+    /// Keys of this section that are estimated.
+    #[serde(default)]
+    pub estimates: Vec<String>,
+    /// Whether the whole section is estimated.
+    #[serde(default)]
+    pub estimate: bool,
+}
+
+impl LinkLevel {
+    /// A ring over this level.
+    pub fn ring(&self) -> Ring {
+        Ring { bandwidth_bytes_per_s: self.bandwidth_gb_s * 1e9, latency_s: self.latency_us * 1e-6 }
+    }
+}
+
+impl Device {
+    /// Share of the peak that one product reaches.
+    pub fn efficiency(&self, flops: u64) -> f64 {
+        let gflop = flops as f64 / 1e9;
+        let above = self.efficiency.partition_point(|[size, _]| *size <= gflop);
+        match (above.checked_sub(1).map(|below| self.efficiency[below]), self.efficiency.get(above).copied())
+        {
+            (Some([low, left]), Some([high, right])) => {
+                left + (right - left) * (gflop / low).ln() / (high / low).ln()
+            }
+            (Some([_, share]), None) | (None, Some([_, share])) => share,
+            (None, None) => unreachable!("a checked machine has an efficiency"),
+        }
+    }
+}
+
+impl Machine {
+    /// Everything that must hold before it is computed with.
+    pub fn check(&self) -> Result<(), Error> {
+        let device = &self.device;
+        positive("device.memory_gb", device.memory_gb)?;
+        positive("device.peak_tflops", device.peak_tflops)?;
+        positive("device.bandwidth_gb_s", device.bandwidth_gb_s)?;
+        not_negative("device.launch_us", device.launch_us)?;
+        for passes in device.score_passes {
+            not_negative("device.score_passes", passes)?;
+        }
+        let element = device.dtype.element_bytes();
+        if device.element_bytes != element {
+            let problem = format!("is {}, but the dtype has {element} bytes", device.element_bytes);
+            return Err(refused("device.element_bytes", problem));
+        }
+        check_efficiency(&device.efficiency)?;
+        let known = ["memory_gb", "peak_tflops", "bandwidth_gb_s", "launch_us", "efficiency", "score_passes"];
+        check_estimates("device", &device.estimates, &known)?;
+        let mut inside = 1;
+        for level in &self.links {
+            level.check(inside)?;
+            inside = level.ranks;
+        }
+        Ok(())
+    }
+
+    /// Ranks that its links join.
+    pub fn ranks(&self) -> u32 {
+        self.links.last().map_or(1, |level| level.ranks)
+    }
+
+    /// The levels that a group of `ranks` neighbours spans: up to the first that joins as many.
+    pub fn spanned(&self, ranks: u32) -> Result<&[LinkLevel], Error> {
+        if ranks <= 1 {
+            return Ok(&[]);
+        }
+        let outermost = self.links.iter().position(|level| level.ranks >= ranks);
+        let outermost = outermost.ok_or_else(|| Error::TooManyRanks {
+            asked: ranks,
+            joined: self.ranks(),
+            machine: self.name.clone(),
+        })?;
+        Ok(&self.links[..=outermost])
+    }
+
+    /// How long a collective occupies the links: one ring over all its ranks, as slow as the slowest level it spans.
+    pub fn collective(&self, kind: CollectiveKind, bytes: Bytes, ranks: u32) -> Result<Nanoseconds, Error> {
+        let mut levels = self.spanned(ranks)?.iter();
+        levels.try_fold(Nanoseconds::ZERO, |slowest, level| {
+            let too_long =
+                || Error::TooLong { what: format!("{} of {bytes} over `{}`", kind.name(), level.name) };
+            let time = level.ring().duration(kind, bytes, ranks).ok_or_else(too_long)?;
+            Ok(slowest.max(time))
+        })
+    }
+
+    /// The figures that are estimates: `launch_us`, `bandwidth_gb_s of NVLink`.
+    pub fn estimates(&self) -> Vec<String> {
+        let device = &self.device;
+        let mut list: Vec<String> = device.estimates.clone();
+        if device.estimate {
+            list = vec![format!("all of {}", device.name)];
+        }
+        for level in &self.links {
+            match level.estimate {
+                true => list.push(format!("all of {}", level.name)),
+                false => list.extend(level.estimates.iter().map(|key| format!("{key} of {}", level.name))),
+            }
+        }
+        list
+    }
+}
+
+impl LinkLevel {
+    fn check(&self, inside: u32) -> Result<(), Error> {
+        positive("link.bandwidth_gb_s", self.bandwidth_gb_s)?;
+        not_negative("link.latency_us", self.latency_us)?;
+        if self.ranks <= inside {
+            let problem = format!(
+                "of `{}` is {}; a level joins more ranks than what is inside it, {inside}",
+                self.name, self.ranks
+            );
+            return Err(refused("link.ranks", problem));
+        }
+        check_estimates("link", &self.estimates, &["ranks", "bandwidth_gb_s", "latency_us"])
+    }
+}
+
+fn check_efficiency(points: &[[f64; 2]]) -> Result<(), Error> {
+    let bad = |problem: String| Err(refused("device.efficiency", problem));
+    if points.is_empty() {
+        return bad("has no point; write [[gflop, share], …]".to_owned());
+    }
+    for [gflop, share] in points {
+        positive("device.efficiency", *gflop)?;
+        if !(*share > 0.0 && *share <= 1.0) {
+            return bad(format!("has the share {share}; shares are above 0 and at most 1"));
+        }
+    }
+    match points.windows(2).find(|pair| pair[0][0] >= pair[1][0]) {
+        Some(pair) => bad(format!("has {} GFLOP after {}; sizes ascend", pair[1][0], pair[0][0])),
+        None => Ok(()),
+    }
+}
+
+fn check_estimates(section: &str, estimates: &[String], known: &[&str]) -> Result<(), Error> {
+    match estimates.iter().find(|key| !known.contains(&key.as_str())) {
+        Some(key) => {
+            let problem = format!("names `{key}`; it can name {}", known.join(", "));
+            Err(refused(&format!("{section}.estimates"), problem))
+        }
+        None => Ok(()),
+    }
+}
+
+/// No figure of a machine is beyond a billion of its unit.
+const GREATEST: f64 = 1e9;
+
+fn positive(key: &str, value: f64) -> Result<(), Error> {
+    if value > 0.0 && value <= GREATEST { Ok(()) } else { Err(refused(key, must_be("above 0", value))) }
+}
+
+fn not_negative(key: &str, value: f64) -> Result<(), Error> {
+    if (0.0..=GREATEST).contains(&value) { Ok(()) } else { Err(refused(key, must_be("at least 0", value))) }
+}
+
+fn must_be(range: &str, value: f64) -> String {
+    format!("must be {range} and at most 1e9, not {value}")
+}
+
+fn refused(key: &str, problem: String) -> Error {
+    Error::Machine { key: key.to_owned(), problem }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn level(name: &str, ranks: u32, bandwidth_gb_s: f64, latency_us: f64) -> LinkLevel {
+        let estimates = vec!["latency_us".to_owned()];
+        LinkLevel { name: name.to_owned(), ranks, bandwidth_gb_s, latency_us, estimates, estimate: false }
+    }
+
+    pub(crate) fn sample() -> Machine {
+        let device = Device {
+            name: "Card".to_owned(),
+            memory_gb: 24.0,
+            peak_tflops: 10.0,
+            dtype: Dtype::F32,
+            element_bytes: 4,
+            bandwidth_gb_s: 100.0,
+            launch_us: 5.0,
+            efficiency: vec![[1.0, 0.2], [100.0, 0.6]],
+            score_passes: [0.0; 2],
+            estimates: Vec::new(),
+            estimate: false,
+        };
+        let links = vec![level("inner", 4, 10.0, 5.0), level("outer", 8, 1.0, 20.0)];
+        Machine { name: "Test".to_owned(), device, links }
+    }
+
+    #[test]
+    fn efficiency_is_linear_in_the_logarithm_and_stays_beyond_the_ends() {
+        let device = sample().device;
+        // 10 GFLOP is half way between 1 and 100 on a logarithmic scale.
+        for (gflop, share) in [(0.1, 0.2), (1.0, 0.2), (10.0, 0.4), (100.0, 0.6), (5000.0, 0.6)] {
+            assert!((device.efficiency((gflop * 1e9) as u64) - share).abs() < 1e-12, "{gflop}");
+        }
+    }
+
+    #[test]
+    fn a_collective_is_as_slow_as_the_slowest_level_it_spans() {
+        let machine = sample();
+        let time = |ranks| machine.collective(CollectiveKind::AllReduce, Bytes(8_000_000), ranks);
+        // 2 · 3/4 · 8 MB at 10 GB/s and 6 hops of 5 µs.
+        assert_eq!(time(4), Ok(Nanoseconds(1_230_000)));
+        // 2 · 4/5 · 8 MB at 1 GB/s and 8 hops of 20 µs.
+        assert_eq!(time(5), Ok(Nanoseconds(12_960_000)));
+        assert_eq!(time(1), Ok(Nanoseconds::ZERO));
+        let message = time(9).unwrap_err().to_string();
+        assert_eq!(message, "a TMP group of 9 ranks does not fit on `Test`, which joins 8");
+    }
+
+    #[test]
+    fn every_figure_is_checked() {
+        type Change = fn(&mut Machine);
+        let table: [(Change, &str); 10] = [
+            (|m| m.device.peak_tflops = 0.0, "`device.peak_tflops` must be above 0 and at most 1e9, not 0"),
+            (
+                |m| m.device.memory_gb = f64::NAN,
+                "`device.memory_gb` must be above 0 and at most 1e9, not NaN",
+            ),
+            (|m| m.device.launch_us = -1.0, "`device.launch_us` must be at least 0 and at most 1e9, not -1"),
+            (|m| m.device.element_bytes = 2, "`device.element_bytes` is 2, but the dtype has 4 bytes"),
+            (|m| m.device.efficiency.clear(), "`device.efficiency` has no point; write [[gflop, share], …]"),
+            (
+                |m| m.device.efficiency[0][1] = 1.5,
+                "`device.efficiency` has the share 1.5; shares are above 0 and at most 1",
+            ),
+            (|m| m.device.efficiency.reverse(), "`device.efficiency` has 1 GFLOP after 100; sizes ascend"),
+            (
+                |m| m.links[1].ranks = 4,
+                "`link.ranks` of `outer` is 4; a level joins more ranks than what is inside it, 4",
+            ),
+            (
+                |m| m.links[0].bandwidth_gb_s = f64::INFINITY,
+                "`link.bandwidth_gb_s` must be above 0 and at most 1e9, not inf",
+            ),
+            (
+                |m| m.links[0].estimates.push("speed".to_owned()),
+                "`link.estimates` names `speed`; it can name ranks, bandwidth_gb_s, latency_us",
+            ),
+        ];
+        assert_eq!(sample().check(), Ok(()));
+        for (change, message) in table {
+            let mut machine = sample();
+            change(&mut machine);
+            assert_eq!(machine.check().unwrap_err().to_string(), message);
+        }
+    }
+
+    #[test]
+    fn estimates_are_listed_with_their_place() {
+        let mut machine = sample();
+        machine.device.estimates.push("launch_us".to_owned());
+        machine.links[1].estimate = true;
+        assert_eq!(machine.estimates(), ["launch_us", "latency_us of inner", "all of outer"]);
+    }
+}

@@ -1,0 +1,171 @@
+//! Simulates a schedule on the two streams of one rank.
+//!
+//! Rules, each an absence of choice:
+//!
+//! 1. A compute instruction begins when the compute stream is free, and takes what it costs.
+//! 2. A `start` takes no time. Its collective begins when the communication stream is free, no earlier than now (all ranks
+//!    come to it together), and occupies it for its link time.
+//! 3. A `sync` ends when the collective is off the link and its arithmetic is done. A rank that waits does the arithmetic
+//!    of all collectives that have been started, the oldest first; what is left of this one's when the link is done with
+//!    it follows at once. With one collective in flight that is `max(end on the link, now + arithmetic)`.
+
+use oases_schedule::{
+    Axis, Bytes, CollectiveId, CollectiveKind, Instruction, Plan, Schedule, collective_bytes,
+};
+
+use crate::costs::{CollectiveTime, Costs};
+use crate::error::Error;
+use crate::time::{Interval, Nanoseconds};
+use crate::timeline::{Bound, CollectiveRun, Timeline};
+
+/// Predicts a step: `plan` is the memory plan of the schedule, `costs` says what its instructions take.
+pub fn simulate(schedule: &Schedule, plan: &Plan, costs: &dyn Costs) -> Result<Timeline, Error> {
+    let charges = charges(schedule, plan, costs)?;
+    let mut streams = Streams::default();
+    let instructions = charges
+        .iter()
+        .enumerate()
+        .map(|(index, charge)| {
+            let start = streams.now;
+            streams.charge(index, charge);
+            Interval { start, end: streams.now }
+        })
+        .collect();
+    let Bound { compute, communication } = total(&charges);
+    Ok(Timeline {
+        schedule: schedule.name.clone(),
+        instructions,
+        collectives: streams.runs,
+        step: streams.now,
+        compute,
+        communication,
+        exposed: streams.exposed,
+        sequences: schedule.batch(),
+        arena_bytes: plan.bytes,
+    })
+}
+
+/// The least time for the instructions of a schedule, whatever their order: the
+/// greater of the sum of its compute durations and the sum of the link times of its collectives.
+pub fn bound(schedule: &Schedule, plan: &Plan, costs: &dyn Costs) -> Result<Bound, Error> {
+    Ok(total(&charges(schedule, plan, costs)?))
+}
+
+/// What one instruction asks of the streams.
+#[derive(Clone, Copy)]
+enum Charge {
+    Compute(Nanoseconds),
+    Start { collective: CollectiveId, kind: CollectiveKind, bytes: Bytes, time: CollectiveTime },
+    Sync(CollectiveId),
+}
+
+/// Asks for the cost of every instruction; the first that is not known is an error.
+fn charges(schedule: &Schedule, plan: &Plan, costs: &dyn Costs) -> Result<Vec<Charge>, Error> {
+    let Some(tensor) = schedule.layout.uniform_degree() else {
+        return Err(Error::Unsupported(format!("`{}` mixes TMP degrees", schedule.name)));
+    };
+    let charge = |(index, instruction): (usize, &Instruction)| match *instruction {
+        Instruction::Start { collective, kind, axis: Axis::Tensor } => {
+            let bytes = collective_bytes(schedule, plan, index).expect("a start has a buffer");
+            let time = costs.collective(kind, bytes, tensor)?;
+            Ok(Charge::Start { collective, kind, bytes, time })
+        }
+        Instruction::Start { .. } => Err(Error::Unsupported(format!("`{instruction}` leaves the TMP group"))),
+        Instruction::Sync { collective } => Ok(Charge::Sync(collective)),
+        _ => {
+            let operation = instruction.operation().expect("all but `start` and `sync` compute");
+            let sequences = if operation.is_on_part() { plan.operands[index].sequences } else { 0 };
+            costs.compute(operation, sequences as u32, tensor).map(Charge::Compute)
+        }
+    };
+    schedule.instructions.iter().enumerate().map(charge).collect()
+}
+
+fn total(charges: &[Charge]) -> Bound {
+    charges.iter().fold(Bound::default(), |mut bound, charge| {
+        match charge {
+            Charge::Compute(duration) => bound.compute += *duration,
+            Charge::Start { time, .. } => bound.communication += time.link,
+            Charge::Sync(_) => {}
+        }
+        bound
+    })
+}
+
+/// A collective that has been started and not yet waited for.
+struct InFlight {
+    /// Its place in `runs`.
+    run: usize,
+    collective: CollectiveId,
+    arithmetic_left: Nanoseconds,
+}
+
+/// The two streams of a rank.
+#[derive(Default)]
+struct Streams {
+    /// When the compute stream is free.
+    now: Nanoseconds,
+    /// When the communication stream is free.
+    link_free: Nanoseconds,
+    exposed: Nanoseconds,
+    /// Oldest first.
+    in_flight: Vec<InFlight>,
+    runs: Vec<CollectiveRun>,
+}
+
+impl Streams {
+    fn charge(&mut self, index: usize, charge: &Charge) {
+        match *charge {
+            Charge::Compute(duration) => self.now += duration,
+            Charge::Start { collective, kind, bytes, time } => {
+                let start = self.link_free.max(self.now);
+                self.link_free = start + time.link;
+                let run = self.runs.len();
+                self.in_flight.push(InFlight { run, collective, arithmetic_left: time.host });
+                let on_link = Interval { start, end: self.link_free };
+                let [start_instruction, sync_instruction] = [index, index];
+                self.runs.push(CollectiveRun {
+                    collective,
+                    kind,
+                    bytes,
+                    start_instruction,
+                    sync_instruction,
+                    on_link,
+                });
+            }
+            Charge::Sync(collective) => {
+                let began = self.now;
+                let run = self.wait(collective);
+                self.runs[run].sync_instruction = index;
+                self.exposed += self.now - began;
+            }
+        }
+    }
+
+    /// Waits for a collective, and returns its place in `runs`.
+    fn wait(&mut self, collective: CollectiveId) -> usize {
+        let own = self.in_flight.iter().position(|entry| entry.collective == collective);
+        let own = own.unwrap_or_else(|| panic!("`sync {collective}` without its start was planned"));
+        let run = self.in_flight[own].run;
+        let link_end = self.runs[run].on_link.end;
+        loop {
+            let rest = link_end - self.now;
+            let own_left = self.in_flight[own].arithmetic_left;
+            if rest == Nanoseconds::ZERO && own_left == Nanoseconds::ZERO {
+                break;
+            }
+            let oldest = self.in_flight.iter_mut().find(|entry| entry.arithmetic_left > Nanoseconds::ZERO);
+            let Some(InFlight { arithmetic_left, .. }) = oldest else {
+                self.now = link_end;
+                break;
+            };
+            // Arithmetic of others only fills the wait; its own, and what stands before it, is needed in any case.
+            let worked =
+                if own_left == Nanoseconds::ZERO { rest.min(*arithmetic_left) } else { *arithmetic_left };
+            *arithmetic_left = *arithmetic_left - worked;
+            self.now += worked;
+        }
+        self.in_flight.remove(own);
+        run
+    }
+}

@@ -1,0 +1,322 @@
+//! What each compute instruction does on one rank: its matrix products, and what its other operators read and write.
+//!
+//! Sizes come from the slots of the block ([`Model::slot_bytes`]); the tables below say how often an operator reads or
+//! writes each slot. Vectors (gains, biases, statistics of rows) and the weights that products read are not counted: the
+//! efficiency of a product is measured with its operands in memory.
+
+use oases_schedule::{Direction, Extent, Family, Model, Operation, Products, Scope, Slot, Workspace};
+
+/// The work of one instruction on one rank.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Work {
+    /// Floating-point operations of each matrix product. The two of an attention core count as one product.
+    pub products: Vec<u64>,
+    /// Elements of activations that the other operators read or write.
+    pub elements: u64,
+    /// The attention scores, if the instruction has any.
+    pub scores: Option<Scores>,
+    /// Bytes of parameters, gradients and moments that are read or written, always in 32 bits.
+    pub state_bytes: u64,
+    /// Number of operators, products included.
+    pub operators: u64,
+}
+
+/// Attention scores of an instruction: one number for each query, key and head of the rank, masked ones included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scores {
+    /// Of a forward or recomputation.
+    Forward(u64),
+    /// Of a backward.
+    Backward(u64),
+}
+
+/// An operator that is no product: how often it reads or writes each slot.
+type Operator = &'static [(Slot, u64)];
+
+/// Residual plus reduced output, in place of the output.
+const JOIN: Operator = &[(Slot::Input, 2), (Slot::Residual, 1)];
+const NORM: Operator = &[(Slot::Input, 1), (Slot::Normalized, 1)];
+const ATTENTION: Operator = &[(Slot::Qkv, 1), (Slot::Context, 1)];
+const GELU: Operator = &[(Slot::PreActivation, 1), (Slot::Activated, 1)];
+/// Rows of the token table, and the output.
+const EMBED: Operator = &[(Slot::Output, 2)];
+/// Maximum, sum of exponentials and target of each row of logits.
+const STATISTICS: Operator = &[(Slot::Logits, 1)];
+const CROSS_ENTROPY: Operator = &[(Slot::Output, 1)];
+
+/// Adds the upstream gradient in place; behind dropout there is a second output.
+const JOIN_BACKWARD: Operator = &[(Slot::Gradient, 2), (Slot::Upstream, 1), (Slot::BranchGradient, 1)];
+const OUT_BIAS_BACKWARD: Operator = &[(Slot::Gradient, 1)];
+const ATTENTION_BACKWARD: Operator =
+    &[(Slot::Qkv, 1), (Slot::Context, 1), (Slot::ContextGradient, 1), (Slot::QkvGradient, 1)];
+const QKV_BIAS_BACKWARD: Operator = &[(Slot::QkvGradient, 1)];
+/// The pre-activation becomes the activation again, and the gradient goes through the non-linearity, both in place.
+const GELU_BACKWARD: Operator = &[(Slot::PreActivation, 2), (Slot::ActivationGradient, 2)];
+const FFN_BIAS_BACKWARD: Operator = &[(Slot::ActivationGradient, 1)];
+const NORM_BACKWARD: Operator = &[(Slot::Input, 1), (Slot::InputGradient, 2)];
+/// From the logits to their gradient, in place.
+const CROSS_ENTROPY_BACKWARD: Operator = &[(Slot::Logits, 2)];
+const POSITIONS_BACKWARD: Operator = &[(Slot::Gradient, 1)];
+/// The gradient, and the rows of the table's gradient that it is added to.
+const EMBED_BACKWARD: Operator = &[(Slot::Gradient, 3)];
+
+/// The work of `operation` on `sequences` sequences, on one rank of a TMP group of `tensor`.
+pub fn work(model: &Model, operation: Operation, sequences: u32, tensor: u32) -> Work {
+    let count = Count::new(model, operation, sequences, tensor);
+    match operation {
+        Operation::Forward(_, extent) => count.operator(JOIN).forward(extent),
+        // Inputs of recomputed blocks are kept and complete, but for an MLP's in a layer that is recomputed as a whole.
+        Operation::Recompute(Family::Mlp, extent @ (Extent::Body | Extent::Output)) => {
+            count.operator(JOIN).forward(extent)
+        }
+        Operation::Recompute(_, extent) => count.forward(extent),
+        Operation::Tail(Direction::Forward, _, of, _) => count.piece(of, |products| products.last),
+        Operation::Tail(Direction::Backward, _, of, _) => {
+            // The normalisation of these rows follows.
+            let count = count.piece(of, |products| products.first).operator(NORM_BACKWARD);
+            let rest = count.elements_of(Slot::Input) * 3 * (u64::from(of) - 1) / u64::from(of);
+            count.without(rest)
+        }
+        Operation::Loss => count.operator(CROSS_ENTROPY),
+        Operation::Backward(_, scope) => count.backward(scope),
+        // The square of each gradient.
+        Operation::Norm => count.state(1, false),
+        // AdamW reads weight, gradient and two moments and writes all but the gradient.
+        Operation::Step => count.state(7, true),
+    }
+    .work
+}
+
+/// Collects the work of one instruction.
+struct Count<'a> {
+    model: &'a Model,
+    operation: Operation,
+    family: Family,
+    products: Products,
+    tokens: usize,
+    tensor: u32,
+    work: Work,
+}
+
+impl Count<'_> {
+    fn new(model: &Model, operation: Operation, sequences: u32, tensor: u32) -> Count<'_> {
+        let tokens = sequences as usize * model.sequence;
+        let family = operation.family().unwrap_or(Family::Head);
+        let products = model.products(family, tokens, tensor);
+        Count { model, operation, family, products, tokens, tensor, work: Work::default() }
+    }
+
+    /// A forward or recomputation, behind the completion of its input.
+    fn forward(self, extent: Extent) -> Self {
+        let Products { first, last, .. } = self.products;
+        let out = |count: Self| if extent == Extent::Output { count.product(1, last) } else { count };
+        match self.family {
+            // It has no input to complete.
+            Family::Embed => Count { work: Work::default(), ..self }.operator(EMBED),
+            Family::Attn if extent == Extent::Core => self.core(),
+            Family::Attn => out(self.operator(NORM).product(1, first).core()),
+            Family::Mlp if extent == Extent::Saved => self.operator(NORM).product(1, first),
+            Family::Mlp => out(self.operator(NORM).product(1, first).operator(GELU)),
+            Family::Head => self.operator(NORM).product(1, first).operator(STATISTICS),
+        }
+    }
+
+    /// Each product has two in backward, one for the gradient of each operand.
+    fn backward(self, scope: Scope) -> Self {
+        if self.family == Family::Embed {
+            return self.operator(JOIN_BACKWARD).operator(POSITIONS_BACKWARD).operator(EMBED_BACKWARD);
+        }
+        let mut count = self;
+        if scope != Scope::Weight {
+            count = count.inner_gradients();
+        }
+        if scope != Scope::Input {
+            count = count.weight_gradients();
+        }
+        if matches!(scope, Scope::All | Scope::Input) {
+            let first = count.products.first;
+            count = count.product(1, first).operator(NORM_BACKWARD);
+        }
+        count
+    }
+
+    /// From the gradient of the output to that of the column-parallel product.
+    fn inner_gradients(self) -> Self {
+        let last = self.products.last;
+        match self.family {
+            Family::Attn => {
+                let scores = Scores::Backward(self.scores());
+                let mut count = self.operator(JOIN_BACKWARD).product(1, last).operator(ATTENTION_BACKWARD);
+                // Two products for each of forward's; with their operator they are one kernel.
+                count.work.products.extend([count.products.core; 2]);
+                count.work.scores = Some(scores);
+                count
+            }
+            Family::Mlp => self.operator(JOIN_BACKWARD).product(1, last).operator(GELU_BACKWARD),
+            Family::Embed | Family::Head => self.operator(CROSS_ENTROPY_BACKWARD),
+        }
+    }
+
+    fn weight_gradients(self) -> Self {
+        let Products { first, last, .. } = self.products;
+        match self.family {
+            Family::Attn => {
+                self.product(1, last).bias(OUT_BIAS_BACKWARD).product(1, first).bias(QKV_BIAS_BACKWARD)
+            }
+            Family::Mlp => {
+                self.product(1, last).bias(OUT_BIAS_BACKWARD).product(1, first).bias(FFN_BIAS_BACKWARD)
+            }
+            Family::Embed | Family::Head => self.product(1, first),
+        }
+    }
+
+    /// Adds `copies` products of so many floating-point operations.
+    fn product(mut self, copies: u64, flops: u64) -> Self {
+        self.work.products.extend((0..copies).map(|_| flops));
+        self.work.operators += copies;
+        self
+    }
+
+    /// One of `of` pieces of a product.
+    fn piece(self, of: u8, product: impl Fn(Products) -> u64) -> Self {
+        let flops = product(self.products) / u64::from(of);
+        self.product(1, flops)
+    }
+
+    fn without(mut self, elements: u64) -> Self {
+        self.work.elements -= elements;
+        self
+    }
+
+    /// The attention core: scores of queries and keys, and the values weighted with them, in one kernel.
+    fn core(mut self) -> Self {
+        self.work.products.push(self.products.core);
+        self.work.scores = Some(Scores::Forward(self.scores()));
+        self.operator(ATTENTION)
+    }
+
+    fn scores(&self) -> u64 {
+        self.tokens as u64 * (self.model.heads / self.tensor as usize) as u64 * self.model.sequence as u64
+    }
+
+    fn bias(self, operator: Operator) -> Self {
+        if self.model.bias { self.operator(operator) } else { self }
+    }
+
+    fn operator(mut self, operator: Operator) -> Self {
+        for (slot, times) in operator {
+            self.work.elements += times * self.elements_of(*slot);
+        }
+        self.work.operators += 1;
+        self
+    }
+
+    fn elements_of(&self, slot: Slot) -> u64 {
+        let bytes =
+            self.model.slot_bytes(self.operation, slot, self.tokens, self.tensor, Workspace::default());
+        bytes.0 / size_of::<f32>() as u64
+    }
+
+    /// Passes over the rank's parameters, or what belongs to them; in one operator each, or in one for all.
+    fn state(mut self, passes: u64, each: bool) -> Self {
+        let parameters = self.model.parameters();
+        let elements: u64 = parameters.iter().map(|one| one.local_elements(self.tensor) as u64).sum();
+        self.work.state_bytes = passes * elements * size_of::<f32>() as u64;
+        self.work.operators += if each { parameters.len() as u64 } else { 1 };
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use oases_schedule::Cut;
+
+    fn operations() -> Vec<Operation> {
+        let mut operations = vec![Operation::Forward(Family::Embed, Extent::Output)];
+        for family in [Family::Attn, Family::Mlp] {
+            let extents = [Extent::Saved, Extent::Body, Extent::Output];
+            operations.extend(extents.map(|extent| Operation::Recompute(family, extent)));
+            operations
+                .extend([Extent::Body, Extent::Output].map(|extent| Operation::Forward(family, extent)));
+            operations.push(Operation::Tail(Direction::Forward, family, 4, Cut::Columns));
+        }
+        for family in [Family::Attn, Family::Mlp, Family::Head] {
+            operations.extend(Scope::ALL.map(|scope| Operation::Backward(family, scope)));
+            operations.push(Operation::Tail(Direction::Backward, family, 4, Cut::Rows));
+        }
+        operations.extend([
+            Operation::Recompute(Family::Attn, Extent::Core),
+            Operation::Forward(Family::Head, Extent::Output),
+        ]);
+        operations
+    }
+
+    #[test]
+    fn products_are_those_of_the_model() {
+        let shared = Model { kv_heads: 4, ..Model::gpt(2, 64, 8, 32, 512) };
+        for model in [Model::gpt(2, 64, 8, 32, 512), shared] {
+            for tensor in [1, 2, 4] {
+                for operation in operations() {
+                    let sum: u64 = work(&model, operation, 3, tensor).products.iter().sum();
+                    let expected = model.flops(operation, 3 * model.sequence, tensor).0;
+                    assert_eq!(sum, expected, "{operation} at degree {tensor}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn cutting_a_backward_changes_no_traffic() {
+        let model = Model::gpt(2, 64, 8, 32, 512);
+        let of = |operation| work(&model, operation, 2, 2).elements;
+        for family in [Family::Attn, Family::Mlp, Family::Head] {
+            let whole = of(Operation::Backward(family, Scope::All));
+            let halves = [Scope::Input, Scope::Weight].map(|scope| of(Operation::Backward(family, scope)));
+            assert_eq!(halves.iter().sum::<u64>(), whole);
+            let tail = of(Operation::Tail(Direction::Backward, family, 4, Cut::Rows));
+            assert_eq!(of(Operation::Backward(family, Scope::Body)) + 4 * tail, whole);
+        }
+    }
+
+    #[test]
+    fn traffic_counted_by_hand() {
+        // n = 2 · 32 tokens, h = 64, f = 256, V = 512, two ranks, no dropout.
+        let (model, n) = (Model::gpt(2, 64, 8, 32, 512), 64);
+        let (x, qkv, context, ffn, logits) = (n * 64, n * 3 * 32, n * 32, n * 128, n * 256);
+        let of = |operation| work(&model, operation, 2, 2);
+        // Join 3, norm 2; the core reads qkv and writes the context. Join, norm, qkv, core, out.
+        let forward = of(Operation::Forward(Family::Attn, Extent::Output));
+        assert_eq!((forward.elements, forward.operators), (5 * x + qkv + context, 5));
+        assert_eq!(forward.scores, Some(Scores::Forward(n * 4 * 32)));
+        // Gradient read, written, upstream read; bias reads the gradient; norm backward 3.
+        let backward = of(Operation::Backward(Family::Attn, Scope::All));
+        assert_eq!(backward.elements, 7 * x + 3 * qkv + 2 * context);
+        assert_eq!(backward.operators, 1 + 2 + 1 + 1 + 2 + 1 + 1);
+        assert_eq!(backward.scores, Some(Scores::Backward(n * 4 * 32)));
+        assert_eq!(of(Operation::Forward(Family::Mlp, Extent::Output)).elements, 5 * x + 2 * ffn);
+        assert_eq!(of(Operation::Recompute(Family::Mlp, Extent::Saved)).elements, 2 * x);
+        assert_eq!(of(Operation::Backward(Family::Mlp, Scope::All)).elements, 7 * x + 5 * ffn);
+        assert_eq!(of(Operation::Forward(Family::Head, Extent::Output)).elements, 5 * x + logits);
+        assert_eq!(of(Operation::Backward(Family::Head, Scope::All)).elements, 3 * x + 2 * logits);
+        assert_eq!(of(Operation::Loss).elements, 2 * n * 3);
+        // A second gradient behind dropout.
+        let dropout = Model { dropout: 0.1, ..model };
+        assert_eq!(
+            work(&dropout, Operation::Backward(Family::Mlp, Scope::All), 2, 2).elements,
+            8 * x + 5 * ffn
+        );
+    }
+
+    #[test]
+    fn the_step_passes_over_the_parameters_of_the_rank() {
+        // Per layer 12h² + 13h weights, of which the matrices and the column-parallel biases (3h + 4h) are cut.
+        let (model, h) = (Model::gpt(2, 64, 8, 32, 512), 64);
+        let whole = 2 * (13 * h - 7 * h) + 2 * h + 32 * h;
+        let cut = 2 * (12 * h * h + 7 * h) + 512 * h;
+        let local = whole + cut / 2;
+        let step = work(&model, Operation::Step, 0, 2);
+        assert_eq!((step.state_bytes, step.elements), (7 * 4 * local, 0));
+        assert_eq!(work(&model, Operation::Norm, 0, 2).state_bytes, 4 * local);
+    }
+}

@@ -1,0 +1,11 @@
+//! Tests of the simulator over schedules of every kind.
+
+#![allow(
+    unreachable_pub,
+    reason = "a test program exports nothing; `pub` marks what a module offers to the others"
+)]
+
+mod drawn;
+mod random;
+mod support;
+mod table;

@@ -1,0 +1,54 @@
+//! Costs by rule, and schedules with their memory plans.
+
+use oases_plan::{CollectiveTime, Costs, Error, Nanoseconds, Timeline};
+use oases_schedule::{
+    Bytes, CollectiveKind, Model, Operation, Plan, Purpose, Request, Schedule, Statics, Variant, Workspace,
+    plan,
+};
+
+/// Costs given by two functions.
+pub struct Rule<C, L> {
+    pub compute: C,
+    pub collective: L,
+}
+
+impl<C, L> Costs for Rule<C, L>
+where
+    C: Fn(Operation, u32) -> u64,
+    L: Fn(CollectiveKind, Bytes) -> (u64, u64),
+{
+    fn compute(&self, operation: Operation, sequences: u32, _: u32) -> Result<Nanoseconds, Error> {
+        Ok(Nanoseconds((self.compute)(operation, sequences)))
+    }
+
+    fn collective(&self, kind: CollectiveKind, bytes: Bytes, _: u32) -> Result<CollectiveTime, Error> {
+        let (link, host) = (self.collective)(kind, bytes);
+        Ok(CollectiveTime { link: Nanoseconds(link), host: Nanoseconds(host) })
+    }
+}
+
+/// Tokens of a sequence times width: the floats of an all-reduce per sequence.
+pub const ELEMENTS: u64 = 8 * 16;
+
+pub fn model(layers: u32) -> Model {
+    Model::gpt(layers, 16, 4, 8, 256)
+}
+
+pub fn request(layers: u32, micro_batches: u32, sub_batches: u32, sequences: u32) -> Request {
+    Request { micro_batches, sub_batches, ..Request::new(layers, 2, sequences) }
+}
+
+pub fn build(variant: &str, request: &Request) -> Schedule {
+    Variant::find(variant).unwrap().build(request)
+}
+
+pub fn planned(schedule: &Schedule) -> Plan {
+    let (sequences, parts) = (schedule.batch(), schedule.parts.len());
+    let tensor = schedule.layout.uniform_degree().unwrap();
+    let statics = Statics::new(&model(schedule.layers), tensor, Purpose::Training, sequences, parts);
+    plan(schedule, &statics, Workspace::default())
+}
+
+pub fn simulate(schedule: &Schedule, costs: &dyn Costs) -> Timeline {
+    oases_plan::simulate(schedule, &planned(schedule), costs).unwrap()
+}

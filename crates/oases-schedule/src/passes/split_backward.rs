@@ -1,0 +1,22 @@
+//! `split-backward`: the gradient of the input first, since others wait for it.
+
+use crate::ids::BlockId;
+use crate::passes::Request;
+use crate::passes::split::units;
+use crate::schedule::{Instruction, Schedule, Scope};
+
+/// Each backward with its collective becomes: input gradient, collective, weight gradients.
+pub(super) fn split_backward(schedule: &Schedule, _: &Request) -> Schedule {
+    let mut instructions = Vec::with_capacity(schedule.instructions.len());
+    for unit in units(&schedule.instructions) {
+        match unit[0] {
+            Instruction::Backward { block, part, scope: Scope::All } if block != BlockId::Embed => {
+                instructions.push(Instruction::Backward { block, part, scope: Scope::Input });
+                instructions.extend_from_slice(&unit[1..]);
+                instructions.push(Instruction::Backward { block, part, scope: Scope::Weight });
+            }
+            _ => instructions.extend_from_slice(unit),
+        }
+    }
+    schedule.with_instructions(instructions)
+}
