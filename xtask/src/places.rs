@@ -64,6 +64,8 @@ const CLOCKS: &[&str] = &[
     "crates/oases-train/src/trial.rs",
     // How long a rank may keep the others waiting.
     "crates/oases-train/src/launch.rs",
+    // The day of a profile.
+    "crates/oases/src/commands/measuring.rs",
     // Time left.
     "crates/oases/src/progress.rs",
 ];

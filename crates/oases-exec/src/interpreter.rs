@@ -10,7 +10,7 @@ use oases_schedule::{
 
 use crate::backend::Backend;
 use crate::blocks::BlockCall;
-use crate::comm::{Communicator, CommunicatorError, Operation, Tag, Ticket};
+use crate::comm::{Communicator, CommunicatorError, Tag, Ticket};
 use crate::inputs::StepInputs;
 use crate::operators::ParameterState;
 
@@ -212,12 +212,8 @@ impl<B: Backend, C: Communicator<B::Region>> Step<'_, B, C> {
     }
 
     fn start(&mut self, kind: CollectiveKind) -> Ticket {
-        let operation = match kind {
-            CollectiveKind::AllReduce => Operation::AllReduceSum,
-            CollectiveKind::AllGather => Operation::AllGather,
-        };
         let region = self.backend.lend(self.program.plan.operands[self.index].span(Slot::Output));
-        self.communicator.start(operation, Tag(self.index as u32), region)
+        self.communicator.start(kind.into(), Tag(self.index as u32), region)
     }
 
     fn sync(

@@ -7,7 +7,7 @@ use crate::error::Error;
 use crate::link::Ring;
 use crate::machine::{Device, Machine};
 use crate::time::Nanoseconds;
-use crate::work::{Scores, Work, work};
+use crate::work::{Work, work};
 
 /// What a model costs on a described machine.
 ///
@@ -53,16 +53,18 @@ impl Costs for MachineCosts<'_> {
 }
 
 fn seconds(device: &Device, work: &Work) -> f64 {
-    let peak = device.peak_tflops * 1e12;
-    let products: f64 =
-        work.products.iter().map(|flops| *flops as f64 / (peak * device.efficiency(*flops))).sum();
-    let [forward, backward] = device.score_passes;
-    let scores = match work.scores {
-        Some(Scores::Forward(scores)) => forward * scores as f64,
-        Some(Scores::Backward(scores)) => backward * scores as f64,
-        None => 0.0,
-    };
-    let bytes = (work.elements as f64 + scores) * device.element_bytes as f64 + work.state_bytes as f64;
+    let product = |flops: u64| flops as f64 / (device.peak_tflops * 1e12 * device.efficiency(flops));
+    let mut products: f64 = work.products.iter().map(|flops| product(*flops)).sum();
+    let pass = usize::from(work.backward);
+    let mut elements = work.elements as f64 * device.unfused[pass];
+    if let Some(core) = &work.core {
+        let passes = device.score_passes[pass];
+        // Kernels that write the scores compute the masked ones too.
+        let flops = if passes > 0.0 { core.unmasked_flops } else { core.flops };
+        products += core.products as f64 * product(flops);
+        elements += passes * core.scores as f64;
+    }
+    let bytes = elements * device.element_bytes as f64 + work.state_bytes as f64;
     products + bytes / (device.bandwidth_gb_s * 1e9) + work.operators as f64 * device.launch_us * 1e-6
 }
 
@@ -83,6 +85,7 @@ mod tests {
             launch_us: 5.0,
             efficiency: vec![[1.0, 0.5]],
             score_passes: [10.0, 12.0],
+            unfused: [1.0; 2],
             estimates: Vec::new(),
             estimate: false,
         };
@@ -106,12 +109,33 @@ mod tests {
         // down: 25 µs.
         let forward = costs.compute(Operation::Forward(Family::Mlp, Extent::Output), 1, 2).unwrap();
         assert_eq!(forward, Nanoseconds(1_717_987 + 188_744 + 25_000));
-        // Attention: 2 · 1024 · 1024 · (1536 + 512) products, 2 · 1024 · 1025 · 512 core: 1.073742 ms/… by the same rates.
-        let products = (2.0 * 1024.0 * 1024.0 * 2048.0 + 2.0 * 1024.0 * 1025.0 * 512.0) / 5e12;
+        // Twice the traffic: 0.377487 ms.
+        let mut plain = machine.clone();
+        plain.device.unfused = [2.0, 3.0];
+        let forward = MachineCosts::new(&plain, &model, None).compute(
+            Operation::Forward(Family::Mlp, Extent::Output),
+            1,
+            2,
+        );
+        assert_eq!(forward, Ok(Nanoseconds(1_717_987 + 377_487 + 25_000)));
+        // Attention: products of 1536 and 512 columns, and the core over all 1024 keys of 512 features, masked or not; all are
+        // at the same rate. 10 passes over the scores of 8 heads.
+        let products = (2.0 * 1024.0 * 1024.0 * 2048.0 + 4.0 * 1024.0 * 1024.0 * 512.0) / 5e12;
         let scores = 10.0 * 1024.0 * 8.0 * 1024.0;
         let traffic = (5.0 * 1024.0 * 1024.0 + 1024.0 * (1536.0 + 512.0) + scores) * 2.0 / 1e11;
         let forward = costs.compute(Operation::Forward(Family::Attn, Extent::Output), 1, 2).unwrap();
         assert_eq!(forward, Nanoseconds::from_seconds(products + traffic + 25e-6).unwrap());
+        // A fused kernel computes what is seen, and writes no scores.
+        let mut fused = machine.clone();
+        fused.device.score_passes = [0.0; 2];
+        let products = (2.0 * 1024.0 * 1024.0 * 2048.0 + 2.0 * 1024.0 * 1025.0 * 512.0) / 5e12;
+        let traffic = (5.0 * 1024.0 * 1024.0 + 1024.0 * (1536.0 + 512.0)) * 2.0 / 1e11;
+        let forward = MachineCosts::new(&fused, &model, None).compute(
+            Operation::Forward(Family::Attn, Extent::Output),
+            1,
+            2,
+        );
+        assert_eq!(forward, Ok(Nanoseconds::from_seconds(products + traffic + 25e-6).unwrap()));
     }
 
     #[test]

@@ -29,4 +29,4 @@ pub use profile::{FORMAT, MeasuredCollective, MeasuredCompute, MeasuredLink, Ori
 pub use simulate::{bound, simulate};
 pub use time::{Interval, Nanoseconds};
 pub use timeline::{Bound, CollectiveRun, Timeline};
-pub use work::{Scores, Work, work};
+pub use work::{Core, Work, work};

@@ -66,15 +66,23 @@ pub struct Device {
     /// sizes the share is linear in the logarithm of the size; beyond the ends it stays.
     pub efficiency: Vec<[f64; 2]>,
     /// How often the attention scores (one number for each query, key and head) pass through memory, forward and
-    /// backward; none for a fused kernel, which never writes them.
+    /// backward; [0, 0] for a fused kernel, which never writes them and leaves masked ones out.
     #[serde(default)]
     pub score_passes: [f64; 2],
+    /// How much more the operators that are no products read and write than if each were one kernel, forward and backward:
+    /// what a framework adds that runs a normalisation, a dropout or an addition as several.
+    #[serde(default = "as_one_kernel")]
+    pub unfused: [f64; 2],
     /// Keys of this section that are estimated.
     #[serde(default)]
     pub estimates: Vec<String>,
     /// Whether the whole section is estimated.
     #[serde(default)]
     pub estimate: bool,
+}
+
+fn as_one_kernel() -> [f64; 2] {
+    [1.0; 2]
 }
 
 /// A link that joins ranks, or the groups that the level inside joins.
@@ -129,8 +137,9 @@ impl Machine {
         positive("device.peak_tflops", device.peak_tflops)?;
         positive("device.bandwidth_gb_s", device.bandwidth_gb_s)?;
         not_negative("device.launch_us", device.launch_us)?;
-        for passes in device.score_passes {
+        for [passes, factor] in [0, 1].map(|pass| [device.score_passes[pass], device.unfused[pass]]) {
             not_negative("device.score_passes", passes)?;
+            positive("device.unfused", factor)?;
         }
         let element = device.dtype.element_bytes();
         if device.element_bytes != element {
@@ -138,8 +147,7 @@ impl Machine {
             return Err(refused("device.element_bytes", problem));
         }
         check_efficiency(&device.efficiency)?;
-        let known = ["memory_gb", "peak_tflops", "bandwidth_gb_s", "launch_us", "efficiency", "score_passes"];
-        check_estimates("device", &device.estimates, &known)?;
+        check_estimates("device", &device.estimates, &DEVICE_FIGURES)?;
         let mut inside = 1;
         for level in &self.links {
             level.check(inside)?;
@@ -210,6 +218,10 @@ impl LinkLevel {
     }
 }
 
+/// Figures of a device that may be estimates.
+const DEVICE_FIGURES: [&str; 7] =
+    ["memory_gb", "peak_tflops", "bandwidth_gb_s", "launch_us", "efficiency", "score_passes", "unfused"];
+
 fn check_efficiency(points: &[[f64; 2]]) -> Result<(), Error> {
     let bad = |problem: String| Err(refused("device.efficiency", problem));
     if points.is_empty() {
@@ -276,6 +288,7 @@ mod tests {
             launch_us: 5.0,
             efficiency: vec![[1.0, 0.2], [100.0, 0.6]],
             score_passes: [0.0; 2],
+            unfused: [1.0; 2],
             estimates: Vec::new(),
             estimate: false,
         };

@@ -9,25 +9,32 @@ use oases_schedule::{Direction, Extent, Family, Model, Operation, Products, Scop
 /// The work of one instruction on one rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Work {
-    /// Floating-point operations of each matrix product. The two of an attention core count as one product.
+    /// Whether it is that of a backward.
+    pub backward: bool,
+    /// Floating-point operations of each matrix product with a weight.
     pub products: Vec<u64>,
     /// Elements of activations that the other operators read or write.
     pub elements: u64,
-    /// The attention scores, if the instruction has any.
-    pub scores: Option<Scores>,
+    /// The attention core, if the instruction has one.
+    pub core: Option<Core>,
     /// Bytes of parameters, gradients and moments that are read or written, always in 32 bits.
     pub state_bytes: u64,
     /// Number of operators, products included.
     pub operators: u64,
 }
 
-/// Attention scores of an instruction: one number for each query, key and head of the rank, masked ones included.
+/// Attention between queries, keys and values: the scores, and the values weighted with them. The two count as one
+/// product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scores {
-    /// Of a forward or recomputation.
-    Forward(u64),
-    /// Of a backward.
-    Backward(u64),
+pub struct Core {
+    /// Number of products: forward has one, backward two.
+    pub products: u64,
+    /// Floating-point operations of one product over the keys that a query sees.
+    pub flops: u64,
+    /// The same over all keys, seen or masked.
+    pub unmasked_flops: u64,
+    /// Scores: one number for each query, key and head of the rank, masked ones included.
+    pub scores: u64,
 }
 
 /// An operator that is no product: how often it reads or writes each slot.
@@ -73,7 +80,8 @@ pub fn work(model: &Model, operation: Operation, sequences: u32, tensor: u32) ->
         Operation::Tail(Direction::Forward, _, of, _) => count.piece(of, |products| products.last),
         Operation::Tail(Direction::Backward, _, of, _) => {
             // The normalisation of these rows follows.
-            let count = count.piece(of, |products| products.first).operator(NORM_BACKWARD);
+            let mut count = count.piece(of, |products| products.first).operator(NORM_BACKWARD);
+            count.work.backward = true;
             let rest = count.elements_of(Slot::Input) * 3 * (u64::from(of) - 1) / u64::from(of);
             count.without(rest)
         }
@@ -113,8 +121,8 @@ impl Count<'_> {
         match self.family {
             // It has no input to complete.
             Family::Embed => Count { work: Work::default(), ..self }.operator(EMBED),
-            Family::Attn if extent == Extent::Core => self.core(),
-            Family::Attn => out(self.operator(NORM).product(1, first).core()),
+            Family::Attn if extent == Extent::Core => self.core(1).operator(ATTENTION),
+            Family::Attn => out(self.operator(NORM).product(1, first).core(1).operator(ATTENTION)),
             Family::Mlp if extent == Extent::Saved => self.operator(NORM).product(1, first),
             Family::Mlp => out(self.operator(NORM).product(1, first).operator(GELU)),
             Family::Head => self.operator(NORM).product(1, first).operator(STATISTICS),
@@ -122,7 +130,8 @@ impl Count<'_> {
     }
 
     /// Each product has two in backward, one for the gradient of each operand.
-    fn backward(self, scope: Scope) -> Self {
+    fn backward(mut self, scope: Scope) -> Self {
+        self.work.backward = true;
         if self.family == Family::Embed {
             return self.operator(JOIN_BACKWARD).operator(POSITIONS_BACKWARD).operator(EMBED_BACKWARD);
         }
@@ -145,12 +154,7 @@ impl Count<'_> {
         let last = self.products.last;
         match self.family {
             Family::Attn => {
-                let scores = Scores::Backward(self.scores());
-                let mut count = self.operator(JOIN_BACKWARD).product(1, last).operator(ATTENTION_BACKWARD);
-                // Two products for each of forward's; with their operator they are one kernel.
-                count.work.products.extend([count.products.core; 2]);
-                count.work.scores = Some(scores);
-                count
+                self.operator(JOIN_BACKWARD).product(1, last).core(2).operator(ATTENTION_BACKWARD)
             }
             Family::Mlp => self.operator(JOIN_BACKWARD).product(1, last).operator(GELU_BACKWARD),
             Family::Embed | Family::Head => self.operator(CROSS_ENTROPY_BACKWARD),
@@ -188,15 +192,14 @@ impl Count<'_> {
         self
     }
 
-    /// The attention core: scores of queries and keys, and the values weighted with them, in one kernel.
-    fn core(mut self) -> Self {
-        self.work.products.push(self.products.core);
-        self.work.scores = Some(Scores::Forward(self.scores()));
-        self.operator(ATTENTION)
-    }
-
-    fn scores(&self) -> u64 {
-        self.tokens as u64 * (self.model.heads / self.tensor as usize) as u64 * self.model.sequence as u64
+    /// The attention core; the operator beside it is the same kernel.
+    fn core(mut self, products: u64) -> Self {
+        let [heads, sequence] = [self.model.heads / self.tensor as usize, self.model.sequence];
+        let scores = (self.tokens * heads * sequence) as u64;
+        // Scores and weighted values are a multiply-add each for every score and feature of a head.
+        let unmasked_flops = scores * 4 * self.model.head_dim() as u64;
+        self.work.core = Some(Core { products, flops: self.products.core, unmasked_flops, scores });
+        self
     }
 
     fn bias(self, operator: Operator) -> Self {
@@ -258,7 +261,9 @@ mod tests {
         for model in [Model::gpt(2, 64, 8, 32, 512), shared] {
             for tensor in [1, 2, 4] {
                 for operation in operations() {
-                    let sum: u64 = work(&model, operation, 3, tensor).products.iter().sum();
+                    let work = work(&model, operation, 3, tensor);
+                    let core = work.core.map_or(0, |core| core.products * core.flops);
+                    let sum = work.products.iter().sum::<u64>() + core;
                     let expected = model.flops(operation, 3 * model.sequence, tensor).0;
                     assert_eq!(sum, expected, "{operation} at degree {tensor}");
                 }
@@ -288,12 +293,15 @@ mod tests {
         // Join 3, norm 2; the core reads qkv and writes the context. Join, norm, qkv, core, out.
         let forward = of(Operation::Forward(Family::Attn, Extent::Output));
         assert_eq!((forward.elements, forward.operators), (5 * x + qkv + context, 5));
-        assert_eq!(forward.scores, Some(Scores::Forward(n * 4 * 32)));
+        // Scores and weighted values are 2 operations each for a score and each of the 8 features of a head.
+        let scores = n * 4 * 32;
+        let (flops, unmasked_flops) = (scores / 32 * 33 / 2 * 4 * 8, scores * 4 * 8);
+        assert_eq!(forward.core, Some(Core { products: 1, flops, unmasked_flops, scores }));
         // Gradient read, written, upstream read; bias reads the gradient; norm backward 3.
         let backward = of(Operation::Backward(Family::Attn, Scope::All));
         assert_eq!(backward.elements, 7 * x + 3 * qkv + 2 * context);
-        assert_eq!(backward.operators, 1 + 2 + 1 + 1 + 2 + 1 + 1);
-        assert_eq!(backward.scores, Some(Scores::Backward(n * 4 * 32)));
+        assert_eq!(backward.operators, 9);
+        assert_eq!(backward.core, Some(Core { products: 2, flops, unmasked_flops, scores }));
         assert_eq!(of(Operation::Forward(Family::Mlp, Extent::Output)).elements, 5 * x + 2 * ffn);
         assert_eq!(of(Operation::Recompute(Family::Mlp, Extent::Saved)).elements, 2 * x);
         assert_eq!(of(Operation::Backward(Family::Mlp, Scope::All)).elements, 7 * x + 5 * ffn);

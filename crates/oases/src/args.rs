@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use clap::{ArgGroup, Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
 use crate::config::{Override, keys};
 use crate::error::UserError;
@@ -28,6 +28,12 @@ pub enum Command {
     Train(TrainArgs),
     /// Show the schedule of a training step, its collectives and its memory, without training.
     Explain(ExplainArgs),
+    /// Predict what schedules would take, on hardware that one does not have or from a profile.
+    Simulate(SimulateArgs),
+    /// Measure what the instructions of a model take on this machine, for `oases simulate`.
+    Profile(ProfileArgs),
+    /// Compare schedules over emulated links, predicted beside measured.
+    Bench(BenchArgs),
     /// Continue a text with a trained model.
     Generate(GenerateArgs),
     /// Show what this machine has, in a form to paste into a report.
@@ -87,6 +93,77 @@ pub struct ExplainArgs {
     pub format: Format,
 }
 
+/// `oases simulate`
+#[derive(Args, Debug)]
+#[command(after_help = SIMULATE_EXAMPLES)]
+#[command(group(ArgGroup::new("source").required(true).args(["machine", "profile"])))]
+pub struct SimulateArgs {
+    #[command(flatten)]
+    pub config: ConfigArgs,
+    /// Take durations from the description of a machine: the name of one that is built in, or a TOML file.
+    #[arg(long, value_name = "MACHINE")]
+    pub machine: Option<PathBuf>,
+    /// Take durations from a profile that `oases profile` has written.
+    #[arg(long, value_name = "FILE")]
+    pub profile: Option<PathBuf>,
+    /// Schedules to predict, or `all`; the configuration's where it is left out.
+    #[arg(long = "schedule", value_name = "NAME", value_delimiter = ',')]
+    pub schedules: Vec<String>,
+    /// Write the predicted steps to a file for ui.perfetto.dev or chrome://tracing.
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+    /// The form of the output.
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    pub format: Format,
+}
+
+/// `oases profile`
+#[derive(Args, Debug)]
+#[command(after_help = PROFILE_EXAMPLES)]
+pub struct ProfileArgs {
+    #[command(flatten)]
+    pub config: ConfigArgs,
+    /// Numbers of sequences to measure; those that the configuration's schedules work on where it is left out.
+    #[arg(long, value_name = "N", value_delimiter = ',')]
+    pub sequences: Vec<u32>,
+    /// TMP degrees to measure; the configuration's where it is left out.
+    #[arg(long, value_name = "T", value_delimiter = ',')]
+    pub tensor: Vec<u32>,
+    /// How often each step is measured.
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub rounds: u32,
+    /// The file to write; standard output where it is left out.
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+}
+
+/// `oases bench`
+#[derive(Args, Debug)]
+#[command(after_help = BENCH_EXAMPLES)]
+pub struct BenchArgs {
+    #[command(flatten)]
+    pub config: ConfigArgs,
+    /// A schedule to compare, such as `oases` or `decomposed pieces=8`; may be given several times. The configuration's
+    /// where it is left out; `all` stands for every one.
+    #[arg(long = "schedule", value_name = "SCHEDULE", value_delimiter = ',')]
+    pub schedules: Vec<String>,
+    /// A link, as the ratio of an all-reduce's time to a block's forward; may be given several times.
+    #[arg(long = "ratio", value_name = "C/F", value_delimiter = ',')]
+    pub ratios: Vec<f64>,
+    /// A link by its speed, such as `1 Gbit/s`; may be given several times.
+    #[arg(long = "link", value_name = "RATE", value_delimiter = ',')]
+    pub links: Vec<String>,
+    /// How often each schedule runs on each link.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: Option<u32>,
+    /// The page to write; in runs/, named after the configuration, where it is left out.
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
+    /// The form of the output.
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    pub format: Format,
+}
+
 /// `oases generate`
 #[derive(Args, Debug)]
 #[command(after_help = GENERATE_EXAMPLES)]
@@ -132,6 +209,26 @@ Examples:
   oases explain configs/quickstart.toml
   oases explain configs/quickstart.toml --set schedule.name=megatron
   oases explain configs/quickstart.toml --verbose | less";
+
+const SIMULATE_EXAMPLES: &str = "\
+Examples:
+  oases simulate configs/quickstart.toml --machine my-servers.toml --schedule all
+  oases simulate configs/quickstart.toml --profile profile.toml --set link.bandwidth='10 Gbit/s'
+  oases simulate configs/quickstart.toml --profile profile.toml --schedule megatron,oases --trace trace.json
+
+The link between the ranks is the configuration's [link], if it has one, and else that of the machine or profile.";
+
+const PROFILE_EXAMPLES: &str = "\
+Examples:
+  oases profile configs/quickstart.toml -o quickstart.profile.toml
+  oases simulate configs/quickstart.toml --profile quickstart.profile.toml --schedule all
+  oases profile configs/quickstart.toml --sequences 4,8,16 --tensor 1,2";
+
+const BENCH_EXAMPLES: &str = "\
+Examples:
+  oases bench configs/bench.toml
+  oases bench configs/bench.toml --schedule megatron,oases --ratio 2 --rounds 3
+  oases bench configs/bench.toml --link '1 Gbit/s' --format json";
 
 const GENERATE_EXAMPLES: &str = "\
 Examples:

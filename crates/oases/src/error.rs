@@ -83,10 +83,28 @@ impl fmt::Display for OutputClosed {
 
 impl std::error::Error for OutputClosed {}
 
+/// Ended from the keyboard, after what was finished has been shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Interrupted;
+
+/// The exit code of a program that Ctrl-C has ended: 128 and the number of the signal.
+pub const INTERRUPTED: i32 = 130;
+
+impl fmt::Display for Interrupted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("interrupted")
+    }
+}
+
+impl std::error::Error for Interrupted {}
+
 /// Tells the error on standard error and answers with the exit code of its kind.
 pub fn report(error: &anyhow::Error, terminal: &Terminal) -> ExitCode {
     if error.is::<OutputClosed>() {
         return ExitCode::SUCCESS;
+    }
+    if error.is::<Interrupted>() {
+        return ExitCode::from(INTERRUPTED as u8);
     }
     let (error_label, hint_label) = (terminal.error_label(), terminal.hint_label());
     if let Some(user_error) = error.downcast_ref::<UserError>() {

@@ -11,6 +11,7 @@ mod config;
 mod doctor;
 mod environment;
 mod error;
+mod interrupt;
 mod progress;
 mod report;
 mod terminal;

@@ -47,6 +47,54 @@ pub struct CheckpointReport<'a> {
     pub path: &'a std::path::Path,
 }
 
+/// Counts steps that nothing else is told about: a bar on a terminal, nothing elsewhere but its messages.
+pub struct Counter {
+    terminal: Terminal,
+    bar: Option<ProgressBar>,
+    told: std::sync::Mutex<String>,
+}
+
+impl Counter {
+    /// Starts at 0.
+    pub fn new(terminal: Terminal, steps: u64) -> Counter {
+        let bar = terminal.interactive.then(|| {
+            let style = ProgressStyle::with_template(&format!("{{bar:{BAR_WIDTH}}} {{eta:>4}} {{wide_msg}}"));
+            let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr());
+            bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("━╸─"));
+            bar
+        });
+        Counter { terminal, bar, told: std::sync::Mutex::default() }
+    }
+
+    /// What is going on. Where there is no bar, its part before a colon is a line of its own when it changes.
+    pub fn message(&self, text: &str) {
+        if let Some(bar) = &self.bar {
+            bar.set_message(text.to_owned());
+            return;
+        }
+        let topic = text.split_once(':').map_or(text, |(topic, _)| topic);
+        let mut told = self.told.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if *told != topic {
+            self.terminal.line(topic);
+            topic.clone_into(&mut told);
+        }
+    }
+
+    /// One more is done.
+    pub fn step(&self) {
+        if let Some(bar) = &self.bar {
+            bar.inc(1);
+        }
+    }
+
+    /// Takes the bar away.
+    pub fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
 /// Renders the events of one run.
 pub struct Progress {
     terminal: Terminal,

@@ -20,6 +20,8 @@ pub use probe::probe;
 
 use std::fmt;
 
+use oases_schedule::CollectiveKind;
+
 /// What a collective does with the regions of its ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
@@ -28,6 +30,15 @@ pub enum Operation {
     /// A region holds one slot per rank, all equal in size, and comes with the rank's own slot filled;
     /// afterwards every slot is.
     AllGather,
+}
+
+impl From<CollectiveKind> for Operation {
+    fn from(kind: CollectiveKind) -> Operation {
+        match kind {
+            CollectiveKind::AllReduce => Operation::AllReduceSum,
+            CollectiveKind::AllGather => Operation::AllGather,
+        }
+    }
 }
 
 impl fmt::Display for Operation {

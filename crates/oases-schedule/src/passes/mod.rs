@@ -4,6 +4,7 @@
 //! waited for, and where. In debug builds the verifier runs after each.
 
 mod barriers;
+mod bridge;
 mod checkpoint;
 mod decompose;
 mod forward_only;
@@ -117,6 +118,11 @@ const SPLIT_BACKWARD: Pass = Pass {
     description: "computes input gradients first, so that their all-reduces run under the weight gradients",
     apply: split_backward::split_backward,
 };
+const BRIDGE: Pass = Pass {
+    name: "bridge",
+    description: "begins each micro-batch before the one before has ended, so that neither end waits",
+    apply: bridge::bridge,
+};
 const INTERLEAVE: Pass = Pass {
     name: "interleave",
     description: "runs the forward of each micro-batch block by block with the backward of the one before",
@@ -180,12 +186,12 @@ pub const VARIANTS: &[Variant] = &[
     Variant {
         name: "oases",
         description: "overlap across passes, recomputation cut at the all-reduces (Li et al., arXiv 2305.16121)",
-        passes: &[SERIAL, SPLIT, CHECKPOINT_BLOCKS, OVERLAP],
+        passes: &[SERIAL, SPLIT, CHECKPOINT_BLOCKS, BRIDGE, OVERLAP],
     },
     Variant {
         name: "oases-w",
         description: "oases, with input gradients before weight gradients",
-        passes: &[SERIAL, SPLIT, CHECKPOINT_BLOCKS, SPLIT_BACKWARD, OVERLAP],
+        passes: &[SERIAL, SPLIT, CHECKPOINT_BLOCKS, BRIDGE, SPLIT_BACKWARD, OVERLAP],
     },
     Variant {
         name: "oases-dual",

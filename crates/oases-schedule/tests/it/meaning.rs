@@ -381,10 +381,8 @@ impl Machine {
         if self.buffers.contains_key(&Name::Gradients) {
             return Err("the gradients are reduced already".into());
         }
-        if piece.index == 0 {
-            if self.adding.insert(k, part).is_some() {
-                return Err("others are adding".into());
-            }
+        if piece.index == 0 && self.adding.insert(k, part).is_some() {
+            return Err("others are adding".into());
         }
         if self.adding.get(&k) != Some(&part) {
             return Err("others came between".into());

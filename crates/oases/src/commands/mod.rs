@@ -1,9 +1,15 @@
 //! One module for each command: what it checks, what it does, what it prints.
 
+mod bench;
 mod explain;
 mod generate;
+mod machine_files;
+mod measuring;
 mod plan_run;
+mod profile;
+mod recipes;
 mod shell;
+mod simulate;
 mod text_files;
 mod train;
 
@@ -17,6 +23,9 @@ pub fn run(command: &Command, environment: &Environment, terminal: &Terminal) ->
     match command {
         Command::Train(args) => train::run(args, environment, terminal),
         Command::Explain(args) => explain::run(args, environment),
+        Command::Simulate(args) => simulate::run(args, environment),
+        Command::Profile(args) => profile::run(args, environment, terminal),
+        Command::Bench(args) => bench::run(args, environment, terminal),
         Command::Generate(args) => generate::run(args, environment, terminal),
         Command::Doctor => terminal::print(&doctor::report(environment)),
         Command::Completions { shell } => shell::completions(*shell),

@@ -25,6 +25,14 @@ pub fn workspace(options: &Options) -> Workspace {
     CpuBackend::workspace(&options.model, options.tensor)
 }
 
+/// The link of a configuration.
+pub fn link(config: &RunConfig) -> Option<Link> {
+    config.link.as_ref().map(|link| Link {
+        bandwidth_bytes_per_s: link.bandwidth.bytes_per_second(),
+        latency: link.latency.duration(),
+    })
+}
+
 /// What a forward is asked to keep; `None` leaves it to the schedule.
 fn keep(word: &str) -> Option<Keep> {
     Keep::ALL.into_iter().find(|keep| keep.name() == word)
@@ -45,10 +53,7 @@ pub fn options(config: &RunConfig, resume: bool, fault: Option<Fault>) -> Option
         batch: train.batch as u32,
         text: config.data.text.clone(),
         validation: config.data.validation,
-        link: config.link.as_ref().map(|link| Link {
-            bandwidth_bytes_per_s: link.bandwidth.bytes_per_second(),
-            latency: link.latency.duration(),
-        }),
+        link: link(config),
         optimizer: OptimizerOptions {
             learning_rate: train.learning_rate,
             warmup: train.warmup,

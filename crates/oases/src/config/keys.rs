@@ -35,6 +35,12 @@ pub enum Accepts {
     Word(&'static [&'static str]),
     /// A path, or a list of at least one.
     Paths,
+    /// A list of texts, at least one.
+    Texts,
+    /// A list of finite numbers, each in the range.
+    Numbers(Bound<f64>, Bound<f64>),
+    /// A list of rates with their units.
+    Bandwidths,
     /// A rate with its unit.
     Bandwidth,
     /// A time with its unit.
@@ -141,12 +147,21 @@ pub const KEYS: &[Key] = &[
     key("train.eval_every", Integer(1, MAX_COUNT), Value("100"), "100", "after how many steps the validation loss is taken; it always is after the last"),
     key("train.checkpoint_every", Integer(1, MAX_COUNT), Derived("`train.eval_every`"), "100", "after how many steps a checkpoint is written; one always is after the last"),
     key("train.keep_checkpoints", Integer(1, MAX_SIZE), Value("2"), "2", "how many of the newest checkpoints are kept"),
+    key("bench.schedules", Accepts::Texts, Value(BENCH_SCHEDULES), "[\"megatron\", \"oases keep=all\"]", "the schedules that `oases bench` compares, each with what differs from [schedule]"),
+    key("bench.ratios", Accepts::Numbers(Excluded(0.0), Included(1e3)), Value("[0.5, 1.0, 1.5, 2.0, 3.0]"), "[1.0, 2.0]", "the links that it compares them on, as ratios of an all-reduce's time to a block's forward"),
+    key("bench.links", Accepts::Bandwidths, Value("[]"), "[\"1 Gbit/s\"]", "links that it compares them on as well, by their speed"),
+    key("bench.rounds", Integer(1, 1000), Value("5"), "5", "how often it runs each"),
     key("run.dir", Text, Derived("runs/ and the configuration's name"), "\"runs/quickstart\"", "the folder that the run writes to"),
     key("run.timeout_s", Accepts::Number(Included(0.001), Included(1e6)), Value("60.0"), "60.0", "the seconds after which a rank that others wait for counts as lost"),
 ];
 
+/// The schedules of the field, each as its authors have it; two that do nothing for sub-batches run without.
+const BENCH_SCHEDULES: &str = "[\"megatron sub_batches=1\", \"megatron-ss sub_batches=1\", \"merak\", \
+                               \"decomposed sub_batches=1\", \"domino\", \"cross-pass\", \"oases\", \"oases keep=all\", \
+                               \"oases-w\", \"oases-dual\"]";
+
 /// Sections that may be left out as a whole, and mean something by that.
-pub const OPTIONAL_SECTIONS: &[&str] = &["link"];
+pub const OPTIONAL_SECTIONS: &[&str] = &["link", "bench"];
 
 impl Key {
     /// The part before the dot.
@@ -195,6 +210,9 @@ impl Accepts {
                 _ => format!("one of {}", quoted_list(words)),
             },
             Paths => "a list of paths".to_string(),
+            Accepts::Texts => "a list of texts in quotes".to_string(),
+            Accepts::Numbers(low, high) => format!("a list of numbers in {}", interval(*low, *high)),
+            Accepts::Bandwidths => "a list of rates, such as [\"1 Gbit/s\"]".to_string(),
             Accepts::Bandwidth => "a rate in quotes, such as \"1 Gbit/s\"".to_string(),
             Accepts::Latency => "a time in quotes, such as \"50 us\"".to_string(),
         }
@@ -285,7 +303,7 @@ mod tests {
         paths.sort_unstable();
         paths.dedup();
         assert_eq!(paths.len(), KEYS.len());
-        assert_eq!(sections(), ["model", "data", "parallel", "schedule", "link", "train", "run"]);
+        assert_eq!(sections(), ["model", "data", "parallel", "schedule", "link", "train", "bench", "run"]);
     }
 
     #[test]

@@ -20,6 +20,7 @@ use std::path::Path;
 pub use changes::changes;
 pub use document::Override;
 pub use resolved::RunConfig;
+pub use units::{Bandwidth, UnitError};
 
 use crate::environment::Environment;
 use crate::error::UserError;

@@ -124,6 +124,47 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// A list of texts.
+    pub fn texts(&mut self, path: &'static str) -> Vec<String> {
+        let items =
+            self.list(path, |item| item.as_str().filter(|text| !text.trim().is_empty()).map(str::to_owned));
+        if items.as_ref().is_some_and(Vec::is_empty) {
+            return self.refuse(known(path), &toml::Value::Array(Vec::new()), Vec::new());
+        }
+        items.unwrap_or_default()
+    }
+
+    /// A list of numbers.
+    pub fn numbers(&mut self, path: &'static str) -> Vec<f64> {
+        let Accepts::Numbers(low, high) = known(path).accepts else { unreachable!("{path} has no numbers") };
+        let number = |item: &toml::Value| {
+            let number = item.as_float().or_else(|| item.as_integer().map(|integer| integer as f64))?;
+            (number.is_finite() && (low, high).contains(&number)).then_some(number)
+        };
+        self.list(path, number).unwrap_or_default()
+    }
+
+    /// A list of rates.
+    pub fn bandwidths(&mut self, path: &'static str) -> Vec<Bandwidth> {
+        self.list(path, |item| item.as_str()?.parse().ok()).unwrap_or_default()
+    }
+
+    /// A list; a single item may stand without brackets. `None` where one is not what it should be.
+    fn list<T>(&mut self, path: &'static str, read: impl Fn(&toml::Value) -> Option<T>) -> Option<Vec<T>> {
+        let key = known(path);
+        let value = self.given(key)?;
+        let items = match &value {
+            toml::Value::Array(items) => items.clone(),
+            single => vec![single.clone()],
+        };
+        for item in &items {
+            if read(item).is_none() {
+                return self.refuse(key, item, None);
+            }
+        }
+        Some(items.iter().filter_map(read).collect())
+    }
+
     /// A rate.
     pub fn bandwidth(&mut self, path: &'static str) -> Bandwidth {
         self.quantity(path, Bandwidth::MAX)

@@ -24,6 +24,8 @@ pub struct RunConfig {
     pub link: Option<LinkConfig>,
     /// `[train]`
     pub train: TrainConfig,
+    /// `[bench]`
+    pub bench: BenchConfig,
     /// `[run]`
     pub run: FolderConfig,
 }
@@ -128,6 +130,19 @@ pub struct TrainConfig {
     pub keep_checkpoints: usize,
 }
 
+/// What a bench compares.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BenchConfig {
+    /// Schedules by name, each with what differs from `[schedule]`.
+    pub schedules: Vec<String>,
+    /// Links as ratios of an all-reduce's time to a block's forward.
+    pub ratios: Vec<f64>,
+    /// Links by their speed.
+    pub links: Vec<Bandwidth>,
+    /// How often each runs.
+    pub rounds: usize,
+}
+
 /// Where the run is kept and how long its ranks wait for each other.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FolderConfig {
@@ -187,12 +202,18 @@ impl RunConfig {
             dir: reader.path_or("run.dir", Path::new("runs").join(stem)),
             timeout_s: reader.number("run.timeout_s"),
         };
-        RunConfig { model, data, parallel, schedule, link, train, run }
+        let bench = BenchConfig {
+            schedules: reader.texts("bench.schedules"),
+            ratios: reader.numbers("bench.ratios"),
+            links: reader.bandwidths("bench.links"),
+            rounds: reader.size("bench.rounds"),
+        };
+        RunConfig { model, data, parallel, schedule, link, train, bench, run }
     }
 
-    /// The configuration as TOML. Read back, it gives an equal value.
+    /// The configuration of a run as TOML, without what a bench compares. Read back, it gives an equal value.
     pub fn to_toml(&self) -> String {
-        let RunConfig { model, data, parallel, schedule, link, train, run } = self;
+        let RunConfig { model, data, parallel, schedule, link, train, bench: _, run } = self;
         let mut out = Writer::default();
         out.section("model");
         out.put("family", model.family.as_str());

@@ -38,13 +38,14 @@ fn what_is_saved_reads_back_as_the_same_configuration() {
 }
 
 #[test]
-fn every_key_is_saved() {
+fn every_key_of_a_run_is_saved() {
     let saved: toml::Table = toml::from_str(&resolve_with(SLOW_LINK, &[]).unwrap().to_toml()).unwrap();
     let mut paths = Vec::new();
     for (section, keys) in &saved {
         paths.extend(keys.as_table().unwrap().keys().map(|key| format!("{section}.{key}")));
     }
-    let mut known: Vec<&str> = keys::KEYS.iter().map(|key| key.path).collect();
+    let of_run = keys::KEYS.iter().filter(|key| key.section() != "bench");
+    let mut known: Vec<&str> = of_run.map(|key| key.path).collect();
     paths.sort();
     known.sort();
     assert_eq!(paths, known);

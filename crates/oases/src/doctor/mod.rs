@@ -27,6 +27,13 @@ pub fn report(environment: &Environment) -> String {
     layout(&lines)
 }
 
+/// The processor and the system, in a line.
+pub fn machine() -> String {
+    let root = Path::new("/");
+    let lines = processor::lines(root).into_iter().chain(system::lines(root)).take(3);
+    lines.map(|(_, value)| value).collect::<Vec<_>>().join("; ")
+}
+
 /// Bytes that this process can still have; `None` where the system does not tell.
 pub fn available_memory() -> Option<u64> {
     system::available_memory(Path::new("/"))

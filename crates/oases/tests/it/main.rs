@@ -10,4 +10,5 @@ mod bad_files;
 mod command_line;
 mod output;
 mod runs;
+mod simulate;
 mod support;

@@ -1,0 +1,338 @@
+//! `oases bench`: schedules over emulated links, predicted beside measured.
+//!
+//! For each link, all schedules run in turn, round after round, and between them the steps that measure what their
+//! instructions take without a link. The prediction is the simulation of the same schedule values with those times.
+
+mod rows;
+mod timelines;
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use oases_exec::comm::{Link, Operation};
+use oases_plan::{ProfileCosts, Ring};
+use oases_schedule::{Bytes, Model, Schedule};
+use oases_train::measure;
+use oases_train::trial::{Contender, Sample};
+
+use self::rows::Cell;
+use super::measuring::{self, Subject};
+use super::recipes::{self, Recipe};
+use crate::args::{BenchArgs, Format};
+use crate::config::{self, Bandwidth, RunConfig, describe_io};
+use crate::doctor;
+use crate::environment::Environment;
+use crate::error::{Failure, Interrupted, UserError};
+use crate::interrupt;
+use crate::progress::Counter;
+use crate::report::bench::{BenchReport, LinkRow, Row, ScheduleNote};
+use crate::terminal::{self, Terminal};
+
+/// Compares.
+pub fn run(args: &BenchArgs, environment: &Environment, terminal: &Terminal) -> anyhow::Result<()> {
+    let config = config::load(&args.config.path, &args.config.overrides, environment)?;
+    let names = if args.schedules.is_empty() { &config.bench.schedules } else { &args.schedules };
+    let recipes = recipes::recipes(&args.config, names, environment)?;
+    let links = links(args, &config)?;
+    let model = recipes::model(&config)?;
+    let bench = Bench { config: &config, model: &model, recipes: &recipes, rounds: rounds(args, &config) };
+    check_memory(&bench.subject(), bench.schedules().iter())?;
+    let page = page_path(args);
+    write_page(&page, "")?;
+
+    let stop = interrupt::requested();
+    let mut report = bench.empty_report(args);
+    let mut disagreement = None;
+    for link in &links {
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+        let finished = bench.over(link, &stop, terminal)?;
+        disagreement = disagreement.or_else(|| rows::disagreement(&recipes, &finished.rows));
+        report.links.extend(finished.link);
+        report.rows.extend(finished.rows);
+        report.timelines.extend(finished.timelines);
+        write_page(&page, &timelines::of_one_link(&report).to_html())?;
+    }
+    let interrupted = stop.load(Ordering::Relaxed);
+    report.interrupted = interrupted.then(|| "by Ctrl-C".to_owned());
+    write_page(&page, &timelines::of_one_link(&report).to_html())?;
+    match args.format {
+        Format::Json => terminal::print(&format!("{}\n", report.to_json()?))?,
+        Format::Text => terminal::print(&report.to_string())?,
+    }
+    rows::not_overlapped(&report).iter().for_each(|line| terminal.line(line));
+    terminal.line(&format!("the report is in {}", page.display()));
+    if let Some(message) = disagreement {
+        let hint = "schedules with equal sub-batches must give the same bits; this is a fault of the program";
+        return Err(Failure { message, hint: hint.to_owned() }.into());
+    }
+    if interrupted { Err(Interrupted.into()) } else { Ok(()) }
+}
+
+/// A link as it was asked for.
+enum Asked {
+    /// All-reduce of a block's output over a block's forward.
+    Ratio(f64),
+    Rate(Bandwidth),
+}
+
+fn links(args: &BenchArgs, config: &RunConfig) -> Result<Vec<Asked>, UserError> {
+    let mut links = Vec::new();
+    for &ratio in &args.ratios {
+        if !(ratio > 0.0 && ratio <= 1e3) {
+            return Err(UserError::new(
+                format!("a ratio must be above 0 and at most 1000, not {ratio}"),
+                "c/f is the time of an all-reduce over that of a block's forward, for example `--ratio 1,2`",
+            ));
+        }
+        links.push(Asked::Ratio(ratio));
+    }
+    for text in &args.links {
+        let rate: Bandwidth = text.parse().map_err(|error: config::UnitError| {
+            UserError::new(format!("--link {}", error.message), error.hint)
+        })?;
+        links.push(Asked::Rate(rate));
+    }
+    if links.is_empty() {
+        links.extend(config.bench.ratios.iter().map(|&ratio| Asked::Ratio(ratio)));
+        links.extend(config.bench.links.iter().map(|&rate| Asked::Rate(rate)));
+    }
+    if links.is_empty() {
+        let hint = "give `bench.ratios` or `bench.links`, or `--ratio 1,2`";
+        return Err(UserError::new("there is no link to compare schedules on", hint));
+    }
+    if config.parallel.tensor == 1 {
+        let hint = "set `parallel.tensor` to 2 or more";
+        return Err(UserError::new("one rank has no link: `parallel.tensor` = 1", hint));
+    }
+    Ok(links)
+}
+
+fn rounds(args: &BenchArgs, config: &RunConfig) -> usize {
+    args.rounds.map_or(config.bench.rounds, |rounds| rounds as usize)
+}
+
+/// A comparison.
+struct Bench<'a> {
+    config: &'a RunConfig,
+    model: &'a Model,
+    recipes: &'a [Recipe],
+    rounds: usize,
+}
+
+/// What is known after one link.
+struct Finished {
+    link: Option<LinkRow>,
+    rows: Vec<Row>,
+    timelines: Vec<crate::report::bench::TimelinePair>,
+}
+
+impl Bench<'_> {
+    fn subject(&self) -> Subject<'_> {
+        Subject { model: self.model, tensor: self.config.parallel.tensor as u32 }
+    }
+
+    fn schedules(&self) -> Vec<Schedule> {
+        self.recipes.iter().map(Recipe::build).collect()
+    }
+
+    /// Sequences of a micro-batch.
+    fn micro_batch(&self) -> u32 {
+        (self.config.train.batch / self.config.schedule.micro_batches) as u32
+    }
+
+    /// Steps that measure what the instructions of all schedules take.
+    fn references(&self) -> Vec<Contender> {
+        let mut wanted: BTreeSet<measure::Sized> =
+            self.schedules().iter().flat_map(measure::operations).collect();
+        wanted.extend(measuring::block_forwards(self.micro_batch()));
+        self.subject().contenders(&wanted, None)
+    }
+
+    /// Runs everything on one link.
+    fn over(&self, asked: &Asked, stop: &AtomicBool, terminal: &Terminal) -> anyhow::Result<Finished> {
+        let nothing = Finished { link: None, rows: Vec::new(), timelines: Vec::new() };
+        let references = self.references();
+        let Some((label, link)) = self.link(asked, &references, stop, terminal)? else { return Ok(nothing) };
+        let schedules = self.schedules();
+        let mut contenders: Vec<Contender> = schedules
+            .iter()
+            .map(|schedule| Contender { schedule: schedule.clone(), link: Some(link) })
+            .collect();
+        contenders.extend(references.iter().cloned());
+        let counter = Counter::new(*terminal, (contenders.len() * (self.rounds + 1)) as u64);
+        let samples = self.subject().run(&contenders, self.rounds, stop, &|index| {
+            counter.message(&format!("{label}: {}", contenders[index].schedule.name));
+            counter.step();
+        })?;
+        counter.finish();
+        let (own, reference) = samples.split_at(schedules.len());
+        let measurement = self.subject().measurement(&references, reference);
+        let Some(forward_ms) = measuring::block_forward_ms(&measurement, self.micro_batch()) else {
+            return Ok(nothing);
+        };
+        let profile = measuring::profile(&self.config.model.family, &self.subject(), &measurement, None);
+        let ring =
+            Ring { bandwidth_bytes_per_s: link.bandwidth_bytes_per_s, latency_s: link.latency.as_secs_f64() };
+        let costs = ProfileCosts::new(&profile, Some(ring));
+        let cells: Vec<Cell<'_>> = self.cells(&schedules, own, &costs, link);
+        let ratio = if let Asked::Ratio(ratio) = asked { Some(*ratio) } else { None };
+        let rows = rows::rows(&cells, self.recipes, &label, ratio);
+        let timelines = cells.iter().map(|cell| timelines::pair(cell, &label)).collect();
+        let link = self.link_row(&label, ratio, link, forward_ms);
+        Ok(Finished { link: Some(link), rows, timelines })
+    }
+
+    fn cells<'a>(
+        &self,
+        schedules: &'a [Schedule],
+        samples: &'a [Vec<Sample>],
+        costs: &ProfileCosts<'_>,
+        link: Link,
+    ) -> Vec<Cell<'a>> {
+        let subject = self.subject();
+        let measured = schedules.iter().zip(samples).filter(|(_, samples)| !samples.is_empty());
+        let cell = |(schedule, samples): (&'a Schedule, &'a Vec<Sample>)| {
+            let plan = subject.plan(schedule);
+            let predicted = oases_plan::simulate(schedule, &plan, costs).ok();
+            Cell { schedule, samples, plan, predicted, link, ranks: subject.tensor }
+        };
+        measured.map(cell).collect()
+    }
+
+    /// The link that was asked for. A ratio is one to the block's forward as it is now: a machine's speed drifts.
+    fn link(
+        &self,
+        asked: &Asked,
+        references: &[Contender],
+        stop: &AtomicBool,
+        terminal: &Terminal,
+    ) -> anyhow::Result<Option<(String, Link)>> {
+        let ratio = match asked {
+            Asked::Rate(rate) => {
+                let latency =
+                    self.config.link.as_ref().map_or(Duration::ZERO, |link| link.latency.duration());
+                let link = Link { bandwidth_bytes_per_s: rate.bytes_per_second(), latency };
+                return Ok(Some((rate.to_string(), link)));
+            }
+            Asked::Ratio(ratio) => *ratio,
+        };
+        let label = format!("c/f = {ratio}");
+        let forwards = measuring::block_forwards(self.micro_batch());
+        let needed = references.iter().filter(|reference| {
+            let operations = measure::operations(&reference.schedule);
+            forwards.iter().all(|forward| operations.contains(forward))
+        });
+        let needed: Vec<Contender> = needed.take(1).cloned().collect();
+        let counter = Counter::new(*terminal, 4);
+        counter.message(&format!("{label}: timing a block's forward"));
+        let samples = self.subject().run(&needed, 3, stop, &|_| counter.step())?;
+        counter.finish();
+        let measurement = self.subject().measurement(&needed, &samples);
+        let forward_ms = measuring::block_forward_ms(&measurement, self.micro_batch());
+        Ok(forward_ms.map(|forward_ms| {
+            // Without latency, an all-reduce of S bytes over t ranks takes 2(t-1)/t · S / bandwidth.
+            let ranks = f64::from(self.subject().tensor);
+            let carried = 2.0 * (ranks - 1.0) / ranks * self.block_bytes() as f64;
+            let bandwidth_bytes_per_s = carried / (ratio * forward_ms / 1e3);
+            (label, Link { bandwidth_bytes_per_s, latency: Duration::ZERO })
+        }))
+    }
+
+    /// Bytes of a block's output for a micro-batch.
+    fn block_bytes(&self) -> usize {
+        self.micro_batch() as usize * self.model.sequence * self.model.hidden * size_of::<f32>()
+    }
+
+    fn link_row(&self, label: &str, comm_ratio: Option<f64>, link: Link, block_forward_ms: f64) -> LinkRow {
+        let ranks = self.subject().tensor as usize;
+        let all_reduce = link.duration(Operation::AllReduceSum, self.block_bytes(), ranks);
+        LinkRow {
+            comm_ratio,
+            label: label.to_owned(),
+            bandwidth: format!("{:.3} Gbit/s", link.bandwidth_bytes_per_s * 8.0 / 1e9),
+            latency: format!("{} us", link.latency.as_secs_f64() * 1e6),
+            all_reduce_ms: all_reduce.as_secs_f64() * 1e3,
+            block_forward_ms,
+        }
+    }
+
+    fn empty_report(&self, args: &BenchArgs) -> BenchReport {
+        let config = self.config;
+        let model = &config.model;
+        let pairs = [
+            ("model", format!("{}, {} layers, hidden {}", model.family, model.layers, model.hidden)),
+            ("heads", model.heads.to_string()),
+            ("sequence", format!("{} tokens", model.sequence)),
+            ("vocabulary", model.vocabulary.to_string()),
+            ("TMP degree", format!("{} ranks, threads of one process", config.parallel.tensor)),
+            (
+                "batch",
+                format!(
+                    "{} sequences in {} micro-batches",
+                    config.train.batch, config.schedule.micro_batches
+                ),
+            ),
+        ];
+        let note = |recipe: &Recipe| ScheduleNote {
+            name: recipe.label.clone(),
+            description: recipe.variant.description.to_owned(),
+        };
+        BenchReport {
+            title: format!(
+                "Schedules of a {}-layer {} over slow links",
+                model.layers,
+                model.family.to_uppercase()
+            ),
+            machine: doctor::machine(),
+            command: format!("oases bench {}", args.config.path.display()),
+            version: format!("oases {}", env!("CARGO_PKG_VERSION")),
+            model: pairs.map(|(name, value)| (name.to_owned(), value)).to_vec(),
+            rounds: self.rounds,
+            schedules: self.recipes.iter().map(note).collect(),
+            ..BenchReport::default()
+        }
+    }
+}
+
+/// All ranks hold the largest of the schedules' arenas at once.
+pub fn check_memory<'a>(
+    subject: &Subject<'_>,
+    schedules: impl Iterator<Item = &'a Schedule>,
+) -> Result<(), UserError> {
+    let largest = schedules.map(|schedule| (subject.plan(schedule).bytes, &schedule.name)).max();
+    let (Some((arena, name)), Some(available)) = (largest, doctor::available_memory()) else { return Ok(()) };
+    let needed = Bytes(arena.0.saturating_mul(u64::from(subject.tensor)));
+    if needed.0 <= available {
+        return Ok(());
+    }
+    let ranks = subject.tensor;
+    Err(UserError::new(
+        format!(
+            "`{name}` needs {needed} ({arena} for each of {ranks} ranks); {} are available",
+            Bytes(available)
+        ),
+        "lower train.batch or the model's sizes; `oases explain` shows what fills the memory",
+    ))
+}
+
+fn page_path(args: &BenchArgs) -> PathBuf {
+    let stem = args.config.path.file_stem().map_or("bench".into(), |stem| stem.to_string_lossy());
+    args.report.clone().unwrap_or_else(|| Path::new("runs").join(format!("{stem}.html")))
+}
+
+/// Written after each link, so that whatever ends the program leaves what was finished. Tried with nothing first, so that
+/// a path that cannot be written to costs no measurement.
+fn write_page(path: &Path, page: &str) -> Result<(), UserError> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let made = folder.map_or(Ok(()), std::fs::create_dir_all);
+    made.and_then(|()| std::fs::write(path, page)).map_err(|error| {
+        UserError::new(
+            format!("cannot write the report {}: {}", path.display(), describe_io(&error)),
+            "give the path of a file with `--report`",
+        )
+    })
+}

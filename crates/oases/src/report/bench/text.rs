@@ -1,0 +1,137 @@
+//! The table for terminals: a group of lines for each link, at most 120 columns, legible without colour.
+
+use std::fmt;
+
+use super::cells::{Cells, Link};
+use super::numbers::{bytes, decimals_for, fixed, fixed_or_missing, loss, percent, signed_percent};
+use super::statistics::relative_error;
+use super::{BenchReport, Row};
+
+/// Names of schedules are cut behind so many characters.
+const LONGEST_NAME: usize = 20;
+
+const HEADER: [&str; 11] = [
+    "schedule",
+    "step ms",
+    "predicted",
+    "error",
+    "speedup",
+    "x bound",
+    "exposed ms",
+    "predicted",
+    "busy",
+    "memory",
+    "loss",
+];
+
+impl fmt::Display for BenchReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let cells = Cells::new(self);
+        if cells.links.is_empty() {
+            writeln!(f, "no schedule was measured")?;
+        }
+        let decimals = step_decimals(&cells);
+        let groups: Vec<Vec<[String; 11]>> = (0..cells.links.len())
+            .map(|link| cells.on_link(link).map(|(_, row)| columns(row, decimals)).collect())
+            .collect();
+        let widths: Vec<usize> = (0..HEADER.len())
+            .map(|column| {
+                let lines = groups.iter().flatten().map(|line| line[column].chars().count());
+                lines.chain([HEADER[column].len()]).max().unwrap_or(0)
+            })
+            .collect();
+        for (link, lines) in cells.links.iter().zip(&groups) {
+            writeln!(f, "{}", heading(link))?;
+            write_line(f, &HEADER.map(str::to_owned), &widths)?;
+            for line in lines {
+                write_line(f, line, &widths)?;
+            }
+            writeln!(f)?;
+        }
+        write_end(f, &cells)
+    }
+}
+
+/// Decimals that show three digits of the shortest step; the same for all times of a report, so that they align.
+pub fn step_decimals(cells: &Cells<'_>) -> usize {
+    let shortest =
+        cells.all().map(|(_, _, row)| row.step_ms).filter(|step| *step > 0.0).fold(f64::INFINITY, f64::min);
+    decimals_for(shortest).min(3)
+}
+
+/// `c/f = 2: 1.25 Gbit/s, 50 us; all-reduce 21.3 ms, block forward 10.6 ms`
+fn heading(link: &Link<'_>) -> String {
+    let Some(details) = link.details else { return link.title.clone() };
+    let mut facts = vec![details.bandwidth.clone(), details.latency.clone()];
+    facts.retain(|fact| !fact.is_empty());
+    let times = [("all-reduce", details.all_reduce_ms), ("block forward", details.block_forward_ms)];
+    let times = times.iter().filter(|(_, time)| time.is_finite() && *time > 0.0);
+    facts.extend(times.map(|(name, time)| format!("{name} {} ms", fixed(*time, decimals_for(*time)))));
+    match facts.is_empty() {
+        true => link.title.clone(),
+        false => format!("{}: {}", link.title, facts.join(", ")),
+    }
+}
+
+fn columns(row: &Row, decimals: usize) -> [String; 11] {
+    let error = row.predicted_step_ms.map(|predicted| relative_error(row.step_ms, predicted));
+    let cells = [
+        shortened(&row.schedule),
+        fixed(row.step_ms, decimals),
+        fixed_or_missing(row.predicted_step_ms, decimals),
+        error.map_or_else(|| super::numbers::MISSING.to_owned(), signed_percent),
+        fixed_or_missing(row.speedup, 2),
+        fixed_or_missing(row.bound_ratio, 2),
+        fixed(row.exposed_comm_ms, decimals),
+        fixed_or_missing(row.predicted_exposed_comm_ms, decimals),
+        percent(row.utilisation),
+        bytes(row.arena_bytes),
+        loss(row.loss),
+    ];
+    cells.map(|cell| plain(&cell))
+}
+
+/// The characters that every terminal has.
+fn plain(text: &str) -> String {
+    text.replace('\u{202f}', " ").replace('−', "-").replace(super::numbers::MISSING, "-")
+}
+
+fn shortened(name: &str) -> String {
+    match name.chars().count() > LONGEST_NAME {
+        true => name.chars().take(LONGEST_NAME - 1).chain(['~']).collect(),
+        false => name.to_owned(),
+    }
+}
+
+fn write_line(f: &mut fmt::Formatter<'_>, line: &[String; 11], widths: &[usize]) -> fmt::Result {
+    write!(f, "  {:<width$}", line[0], width = widths[0])?;
+    for (cell, width) in line.iter().zip(widths).skip(1) {
+        write!(f, "  {cell:>width$}")?;
+    }
+    writeln!(f)
+}
+
+fn write_end(f: &mut fmt::Formatter<'_>, cells: &Cells<'_>) -> fmt::Result {
+    if let Some(prediction) = cells.report.prediction() {
+        let worst = &cells.report.rows[prediction.worst];
+        let link = cells.links.iter().find(|link| link.label == worst.link);
+        let correlation = match prediction.spearman {
+            Some(spearman) => format!("Spearman {}, ", fixed(spearman, 3)),
+            None => String::new(),
+        };
+        writeln!(
+            f,
+            "predicted against measured step times, {} cells: {correlation}median error {}, worst {}\n\
+             (that of {} at {})",
+            prediction.cells,
+            plain(&percent(prediction.median_error)),
+            plain(&percent(prediction.worst_error)),
+            shortened(&worst.schedule),
+            shortened(link.map_or(&worst.link, |link| &link.title)),
+        )?;
+    }
+    if let Some(reason) = &cells.report.interrupted {
+        writeln!(f, "ended early: {reason}")?;
+    }
+    Ok(())
+}
