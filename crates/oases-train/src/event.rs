@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use oases_exec::{Program, Timing};
+
 use crate::metrics::StepMetrics;
 
 /// Something that happened in a run.
@@ -18,6 +20,15 @@ pub enum Event {
     },
     /// A step is done; with its evaluation, if it had one.
     Step(StepMetrics),
+    /// The run is over, and this is how its last training step went on each rank.
+    Traced {
+        /// The step.
+        step: u64,
+        /// What was executed.
+        program: Box<Program>,
+        /// When, for each instruction, by rank; all on one clock.
+        timings: Vec<Vec<Timing>>,
+    },
     /// A checkpoint is safely on disk.
     Checkpoint {
         /// Steps done.

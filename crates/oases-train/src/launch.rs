@@ -65,7 +65,13 @@ pub fn train(job: Job, listen: &mut dyn FnMut(&Event)) -> Result<Summary> {
     start_ranks(&job, checkpoint.map(Arc::new), chronicle, &messages)?;
     drop(messages);
 
-    let reports = follow(&inbox, job.options.tensor as usize, &mut course, listen)?;
+    let mut reports = follow(&inbox, job.options.tensor as usize, &mut course, listen)?;
+    reports.sort_by_key(|report| report.tp_rank);
+    let timings: Vec<_> = reports.iter_mut().map(|report| std::mem::take(&mut report.timings)).collect();
+    if timings.iter().all(|timings| !timings.is_empty()) {
+        let program = Box::new(job.train.clone());
+        listen(&Event::Traced { step: job.options.steps, program, timings });
+    }
     let summary = course.summary(&job, step, began.elapsed(), &reports);
     folder.write_summary(&summary)?;
     Ok(summary)
@@ -200,7 +206,7 @@ impl Course {
                 self.checkpoint =
                     path.file_name().map(|name| format!("checkpoints/{}", name.to_string_lossy()));
             }
-            Event::Started { .. } => {}
+            Event::Started { .. } | Event::Traced { .. } => {}
         }
     }
 

@@ -53,6 +53,8 @@ pub struct Options {
     pub config: String,
     /// Whether to go on with the run in the folder.
     pub resume: bool,
+    /// Whether to tell how the last training step went, instruction by instruction.
+    pub trace: bool,
     /// A failure to provoke, to test that it ends the run as it should.
     pub fault: Option<Fault>,
 }

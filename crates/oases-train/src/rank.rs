@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use oases_exec::comm::{Communicator, CommunicatorError, HostGroup};
 use oases_exec::philox::key_from_seed;
-use oases_exec::{AdamW, Backend, Interpreter, Interrupted, Program, StepInputs};
+use oases_exec::{AdamW, Backend, Interpreter, Interrupted, Program, StepInputs, Timing};
 use oases_schedule::{BlockId, Bytes, Role, Span};
 
 use crate::checkpoint::{Checkpoint, Checkpoints, Kind};
@@ -46,9 +46,12 @@ pub(crate) struct Rank<'a, B, C, H> {
 }
 
 /// What a rank reports at its end.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct RankReport {
+    pub tp_rank: u32,
     pub arena_used: Bytes,
+    /// Of the last training step, where that was asked for.
+    pub timings: Vec<Timing>,
 }
 
 impl<B: Backend, C: Communicator<B::Region>, H: HostGroup> Rank<'_, B, C, H> {
@@ -60,11 +63,15 @@ impl<B: Backend, C: Communicator<B::Region>, H: HostGroup> Rank<'_, B, C, H> {
             Some(checkpoint) => shards.load(&mut self.backend, checkpoint, &Kind::ALL)?,
             None => shards.initialize(&mut self.backend, job.options.seed),
         }
+        let mut timings = Vec::new();
         let first = from.map_or(0, |checkpoint| checkpoint.metadata().step);
         for step in first..job.options.steps {
             let mut metrics = self.train_step(step)?;
             let done = step + 1;
             let last = done == job.options.steps;
+            if last && job.options.trace {
+                timings = self.interpreter.timings().to_vec();
+            }
             if last || done.is_multiple_of(job.options.eval_every) {
                 let began = Instant::now();
                 metrics.val_loss = self.evaluate(step)?;
@@ -79,7 +86,7 @@ impl<B: Backend, C: Communicator<B::Region>, H: HostGroup> Rank<'_, B, C, H> {
                 self.checkpoint(done)?;
             }
         }
-        Ok(RankReport { arena_used: self.backend.touched() })
+        Ok(RankReport { tp_rank: self.tp_rank, arena_used: self.backend.touched(), timings })
     }
 
     /// The line is in the log before a checkpoint of its step can be, so that no step is missing after a resume.

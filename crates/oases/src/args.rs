@@ -74,6 +74,9 @@ pub struct TrainArgs {
     /// Continue the run in the configuration's folder from its newest checkpoint.
     #[arg(long)]
     pub resume: bool,
+    /// Write the last step, as it went on each rank, to a file for ui.perfetto.dev or chrome://tracing.
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
     /// Print the summary of the run on standard output in this form.
     #[arg(long, value_enum, default_value_t = Format::Text)]
     pub format: Format,

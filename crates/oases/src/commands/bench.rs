@@ -92,7 +92,10 @@ fn links(args: &BenchArgs, config: &RunConfig) -> Result<Vec<Asked>, UserError> 
     }
     for text in &args.links {
         let rate: Bandwidth = text.parse().map_err(|error: config::UnitError| {
-            UserError::new(format!("--link {}", error.message), error.hint)
+            UserError::new(
+                format!("--link {}", error.message),
+                "give a rate with its unit, such as `1 Gbit/s`",
+            )
         })?;
         links.push(Asked::Rate(rate));
     }
@@ -198,7 +201,7 @@ impl Bench<'_> {
         let cell = |(schedule, samples): (&'a Schedule, &'a Vec<Sample>)| {
             let plan = subject.plan(schedule);
             let predicted = oases_plan::simulate(schedule, &plan, costs).ok();
-            Cell { schedule, samples, plan, predicted, link, ranks: subject.tensor }
+            Cell { schedule, samples, plan, predicted, link }
         };
         measured.map(cell).collect()
     }

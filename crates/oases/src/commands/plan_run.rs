@@ -73,6 +73,7 @@ pub fn options(config: &RunConfig, resume: bool, fault: Option<Fault>) -> Option
         dir: config.run.dir.clone(),
         config: config.to_toml(),
         resume,
+        trace: false,
         fault,
     }
 }

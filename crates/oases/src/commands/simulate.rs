@@ -1,16 +1,12 @@
 //! `oases simulate`: predicts the steps of schedules from a profile or a machine description.
 
-use std::fs::File;
-use std::io::BufWriter;
-use std::path::Path;
-
 use oases_plan::{Costs, Machine, MachineCosts, Profile, ProfileCosts, Ring, Shape, Timeline, simulate};
 use oases_schedule::{Model, Purpose, Schedule, Statics, Workspace, plan};
 
 use super::recipes::{self, Recipe};
-use super::{machine_files, plan_run};
+use super::{machine_files, plan_run, write_trace_file};
 use crate::args::{Format, SimulateArgs};
-use crate::config::{self, RunConfig, describe_io};
+use crate::config::{self, RunConfig};
 use crate::environment::Environment;
 use crate::error::UserError;
 use crate::report::{Prediction, Row, write_trace};
@@ -34,7 +30,7 @@ pub fn run(args: &SimulateArgs, environment: &Environment) -> anyhow::Result<()>
     };
     let steps = predict(&source, &options.model, &recipes, &config, workspace)?;
     if let Some(path) = &args.trace {
-        write_trace_file(path, &steps)?;
+        write_trace_file(path, |file| write_trace(file, &steps))?;
     }
     let prediction = prediction(&source, &config, &options.model, &steps)?;
     match args.format {
@@ -103,16 +99,6 @@ pub fn link(config: &RunConfig) -> Option<Ring> {
 
 pub fn told(error: oases_plan::Error) -> UserError {
     UserError::new(error.to_string(), error.hint())
-}
-
-fn write_trace_file(path: &Path, steps: &[(Schedule, Timeline)]) -> Result<(), UserError> {
-    let written = File::create(path).and_then(|file| write_trace(BufWriter::new(file), steps));
-    written.map_err(|error| {
-        UserError::new(
-            format!("cannot write the trace {}: {}", path.display(), describe_io(&error)),
-            "give the path of a file in a folder that exists",
-        )
-    })
 }
 
 fn prediction(

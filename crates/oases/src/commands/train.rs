@@ -5,13 +5,14 @@ use oases_train::metrics::Summary;
 use oases_train::run_dir::RunPaths;
 use oases_train::{Event, Job};
 
-use super::{plan_run, text_files};
+use super::{plan_run, text_files, write_trace_file};
 use crate::args::{Format, TrainArgs};
 use crate::config::{self, RunConfig};
 use crate::doctor;
 use crate::environment::Environment;
 use crate::error::UserError;
 use crate::progress::{CheckpointReport, EvaluationReport, Progress, StepReport, thousands};
+use crate::report::write_measured_trace;
 use crate::terminal::{self, Terminal};
 
 /// Trains.
@@ -21,7 +22,12 @@ pub fn run(args: &TrainArgs, environment: &Environment, terminal: &Terminal) -> 
     // Asked before the text is read, which it then holds: asked later, it would be without the text.
     let available = doctor::available_memory();
     let text = text_files::check(&config, environment, available)?;
-    let options = plan_run::options(&config, args.resume, fault);
+    let mut options = plan_run::options(&config, args.resume, fault);
+    options.trace = args.trace.is_some();
+    if let Some(path) = &args.trace {
+        // Tried before the run, which would be lost otherwise.
+        write_trace_file(path, |_| Ok(()))?;
+    }
     oases_train::request(&options).map_err(plan_run::told)?;
     let workspace = plan_run::workspace(&options);
     let job = Job::prepare(options, workspace).map_err(plan_run::told)?;
@@ -32,12 +38,17 @@ pub fn run(args: &TrainArgs, environment: &Environment, terminal: &Terminal) -> 
     let changes = if args.resume { changes(&config) } else { Vec::new() };
     let mut first = 0;
     let mut progress: Option<Progress> = None;
+    let mut traced = Ok(());
+    let link = plan_run::link(&config);
     let outcome = oases_train::train(job, &mut |event| {
         if let Event::Started { step, .. } = event {
             first = *step;
         }
         let progress = progress.get_or_insert_with(|| Progress::new(*terminal, first, steps));
         show(progress, event, steps);
+        if let (Event::Traced { program, timings, .. }, Some(path)) = (event, &args.trace) {
+            traced = write_trace_file(path, |file| write_measured_trace(file, program, link, timings));
+        }
         if let Event::Started { resumed_from, .. } = event {
             if args.resume && resumed_from.is_none() {
                 progress.line("no checkpoint yet, starting from step 1");
@@ -51,6 +62,7 @@ pub fn run(args: &TrainArgs, environment: &Environment, terminal: &Terminal) -> 
         progress.finish();
     }
     let summary = outcome.map_err(plan_run::told)?;
+    traced?;
     match args.format {
         Format::Json => terminal::print(&format!("{}\n", serde_json::to_string_pretty(&summary)?)),
         Format::Text => {
@@ -130,6 +142,7 @@ fn show(progress: &mut Progress, event: &Event, steps: u64) {
                 progress.evaluation(&EvaluationReport { step: metrics.step, loss, seconds });
             }
         }
+        Event::Traced { step, .. } => progress.line(&format!("step {} is traced", thousands(*step as f64))),
         Event::Checkpoint { step, path } => progress.checkpoint(&CheckpointReport { step: *step, path }),
     }
 }

@@ -27,11 +27,11 @@ pub fn report(environment: &Environment) -> String {
     layout(&lines)
 }
 
-/// The processor and the system, in a line.
+/// The processor, in a few words.
 pub fn machine() -> String {
-    let root = Path::new("/");
-    let lines = processor::lines(root).into_iter().chain(system::lines(root)).take(3);
-    lines.map(|(_, value)| value).collect::<Vec<_>>().join("; ")
+    let lines = processor::lines(Path::new("/"));
+    let words = lines.iter().take(2).map(|(_, value)| value.split(" (").next().unwrap_or(value));
+    words.collect::<Vec<_>>().join(", ")
 }
 
 /// Bytes that this process can still have; `None` where the system does not tell.

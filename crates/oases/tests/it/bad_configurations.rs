@@ -160,7 +160,7 @@ const BAD_VALUES: &[(&[&str], &str, &str)] = &[
     (
         &["modl.layers=2"],
         "--set: unknown section `[modl]` of `modl.layers`",
-        "the nearest section is `[model]`; there are model, data, parallel, schedule, link, train, run",
+        "the nearest section is `[model]`; there are model, data, parallel, schedule, link, train, bench, run",
     ),
     (&["layers=2"], "--set: unknown key `layers` outside any section", "it belongs under `[model]`"),
     (

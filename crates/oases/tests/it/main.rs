@@ -7,6 +7,7 @@
 
 mod bad_configurations;
 mod bad_files;
+mod bench;
 mod command_line;
 mod output;
 mod runs;

@@ -2,11 +2,12 @@
 
 use oases_exec::comm::Link;
 use oases_plan::Timeline;
-use oases_schedule::{Bytes, Instruction, Keep, Plan, Schedule, collective_bytes};
+use oases_schedule::{Keep, Plan, Schedule};
 use oases_train::metrics::median;
 use oases_train::trial::Sample;
 
 use super::super::recipes::Recipe;
+use crate::report::MeasuredStep;
 use crate::report::bench::{BASELINE, BenchReport, Row};
 
 /// One schedule on one link.
@@ -16,7 +17,6 @@ pub struct Cell<'a> {
     pub plan: Plan,
     pub predicted: Option<Timeline>,
     pub link: Link,
-    pub ranks: u32,
 }
 
 impl Cell<'_> {
@@ -38,33 +38,17 @@ impl Cell<'_> {
         self.median_ms(|sample| sample.timings.iter().map(of_rank).sum::<f64>() / sample.timings.len() as f64)
     }
 
-    /// When collectives of a step occupy the link, since the step began: what the emulation does, from the moments at
-    /// which the last rank has started each.
-    pub fn on_link_ns(&self, sample: &Sample) -> Vec<(usize, u64, u64)> {
-        let mut free = 0;
-        let mut spans = Vec::new();
-        for (index, instruction) in self.schedule.instructions.iter().enumerate() {
-            let Some(duration) = self.duration_ns(index, instruction) else { continue };
-            let started = sample.timings.iter().map(|timings| timings[index].end_ns).max().unwrap_or(0);
-            let begins = started.saturating_sub(sample.began_ns).max(free);
-            free = begins + duration;
-            spans.push((index, begins, free));
-        }
-        spans
-    }
-
-    fn duration_ns(&self, index: usize, instruction: &Instruction) -> Option<u64> {
-        let Instruction::Start { kind, .. } = instruction else { return None };
-        let Bytes(bytes) = collective_bytes(self.schedule, &self.plan, index)?;
-        let operation = oases_exec::comm::Operation::from(*kind);
-        Some(self.link.duration(operation, bytes as usize, self.ranks as usize).as_nanos() as u64)
+    /// A step of all ranks.
+    pub fn measured<'a>(&'a self, sample: &'a Sample) -> MeasuredStep<'a> {
+        let (plan, timings) = (&self.plan, &sample.timings[..]);
+        MeasuredStep { schedule: self.schedule, plan, link: Some(self.link), timings }
     }
 
     /// Time in which the link is occupied.
     fn communication_ms(&self) -> f64 {
-        let instructions = self.schedule.instructions.iter().enumerate();
-        let durations = instructions.filter_map(|(index, instruction)| self.duration_ns(index, instruction));
-        durations.sum::<u64>() as f64 / 1e6
+        let step = self.measured(&self.samples[0]);
+        let instructions = 0..self.schedule.instructions.len();
+        instructions.filter_map(|index| step.duration_ns(index)).sum::<u64>() as f64 / 1e6
     }
 }
 

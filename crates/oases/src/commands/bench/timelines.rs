@@ -43,9 +43,11 @@ fn measured(cell: &Cell<'_>, sample: &Sample) -> Timeline {
             on_compute(instruction, since(timing.start_ns), since(timing.end_ns))
         })
         .collect();
-    spans.extend(cell.on_link_ns(sample).into_iter().map(|(index, start, end)| {
-        on_link(&cell.schedule.instructions[index], start as f64 / 1e6, end as f64 / 1e6)
-    }));
+    spans.extend(
+        cell.measured(sample).on_link().into_iter().map(|run| {
+            on_link(&cell.schedule.instructions[run.start], since(run.begin_ns), since(run.end_ns))
+        }),
+    );
     Timeline { step_ms: sample.step_ns as f64 / 1e6, spans }
 }
 
