@@ -1,6 +1,6 @@
 //! What an instruction costs, as a question that measured and described machines answer.
 
-use oases_schedule::{Bytes, CollectiveKind, Operation};
+use oases_schedule::{Bytes, CollectiveId, CollectiveKind, Operation};
 
 use crate::error::Error;
 use crate::time::Nanoseconds;
@@ -23,4 +23,23 @@ pub trait Costs {
 
     /// Duration of a collective over `ranks` ranks; `bytes` is the size of each rank's whole buffer.
     fn collective(&self, kind: CollectiveKind, bytes: Bytes, ranks: u32) -> Result<CollectiveTime, Error>;
+
+    /// Duration of this very collective of a step: that of any other of its kind and size, unless it belongs to something
+    /// that costs nothing or goes elsewhere.
+    fn named_collective(
+        &self,
+        _: CollectiveId,
+        kind: CollectiveKind,
+        bytes: Bytes,
+        ranks: u32,
+    ) -> Result<CollectiveTime, Error> {
+        self.collective(kind, bytes, ranks)
+    }
+
+    /// How many times longer a compute instruction takes while a collective runs, with which it shares memory bandwidth
+    /// and, on a GPU, processors; at least 1. Durations that were measured beside running collectives hold it already, so
+    /// it is 1 unless a machine description says otherwise.
+    fn interference(&self) -> f64 {
+        1.0
+    }
 }

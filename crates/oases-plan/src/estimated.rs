@@ -50,6 +50,10 @@ impl Costs for MachineCosts<'_> {
         };
         Ok(CollectiveTime { link, host: Nanoseconds::ZERO })
     }
+
+    fn interference(&self) -> f64 {
+        self.machine.device.interference
+    }
 }
 
 fn seconds(device: &Device, work: &Work) -> f64 {
@@ -86,6 +90,7 @@ mod tests {
             efficiency: vec![[1.0, 0.5]],
             score_passes: [10.0, 12.0],
             unfused: [1.0; 2],
+            interference: 1.0,
             estimates: Vec::new(),
             estimate: false,
         };

@@ -14,6 +14,7 @@ mod link;
 mod machine;
 mod measured;
 mod profile;
+mod published;
 mod simulate;
 mod time;
 mod timeline;
@@ -26,6 +27,9 @@ pub use link::Ring;
 pub use machine::{Device, Dtype, LinkLevel, Machine};
 pub use measured::ProfileCosts;
 pub use profile::{FORMAT, MeasuredCollective, MeasuredCompute, MeasuredLink, Origin, Profile, Shape};
+pub use published::{
+    BlockFit, BlockParts, BlockSize, BlockTimes, GradientRing, PublishedCosts, PublishedTable,
+};
 pub use simulate::{bound, simulate};
 pub use time::{Interval, Nanoseconds};
 pub use timeline::{Bound, CollectiveRun, Timeline};

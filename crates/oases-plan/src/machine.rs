@@ -73,6 +73,9 @@ pub struct Device {
     /// what a framework adds that runs a normalisation, a dropout or an addition as several.
     #[serde(default = "as_one_kernel")]
     pub unfused: [f64; 2],
+    /// How many times longer an operator takes while a collective runs on the same device; 1 where it does not matter.
+    #[serde(default = "no_interference")]
+    pub interference: f64,
     /// Keys of this section that are estimated.
     #[serde(default)]
     pub estimates: Vec<String>,
@@ -83,6 +86,10 @@ pub struct Device {
 
 fn as_one_kernel() -> [f64; 2] {
     [1.0; 2]
+}
+
+fn no_interference() -> f64 {
+    1.0
 }
 
 /// A link that joins ranks, or the groups that the level inside joins.
@@ -140,6 +147,9 @@ impl Machine {
         for [passes, factor] in [0, 1].map(|pass| [device.score_passes[pass], device.unfused[pass]]) {
             not_negative("device.score_passes", passes)?;
             positive("device.unfused", factor)?;
+        }
+        if !(1.0..=GREATEST).contains(&device.interference) {
+            return Err(refused("device.interference", must_be("at least 1", device.interference)));
         }
         let element = device.dtype.element_bytes();
         if device.element_bytes != element {
@@ -219,8 +229,16 @@ impl LinkLevel {
 }
 
 /// Figures of a device that may be estimates.
-const DEVICE_FIGURES: [&str; 7] =
-    ["memory_gb", "peak_tflops", "bandwidth_gb_s", "launch_us", "efficiency", "score_passes", "unfused"];
+const DEVICE_FIGURES: [&str; 8] = [
+    "memory_gb",
+    "peak_tflops",
+    "bandwidth_gb_s",
+    "launch_us",
+    "efficiency",
+    "score_passes",
+    "unfused",
+    "interference",
+];
 
 fn check_efficiency(points: &[[f64; 2]]) -> Result<(), Error> {
     let bad = |problem: String| Err(refused("device.efficiency", problem));
@@ -289,6 +307,7 @@ mod tests {
             efficiency: vec![[1.0, 0.2], [100.0, 0.6]],
             score_passes: [0.0; 2],
             unfused: [1.0; 2],
+            interference: 1.0,
             estimates: Vec::new(),
             estimate: false,
         };
@@ -321,7 +340,11 @@ mod tests {
     #[test]
     fn every_figure_is_checked() {
         type Change = fn(&mut Machine);
-        let table: [(Change, &str); 10] = [
+        let table: [(Change, &str); 11] = [
+            (
+                |m| m.device.interference = 0.9,
+                "`device.interference` must be at least 1 and at most 1e9, not 0.9",
+            ),
             (|m| m.device.peak_tflops = 0.0, "`device.peak_tflops` must be above 0 and at most 1e9, not 0"),
             (
                 |m| m.device.memory_gb = f64::NAN,

@@ -95,22 +95,22 @@ fn nanoseconds(ms: f64, what: impl Fn() -> String) -> Result<Nanoseconds, Error>
 }
 
 /// Measured values by size, ascending.
-struct Points(Vec<(u64, f64)>);
+pub(crate) struct Points(Vec<(u64, f64)>);
 
 impl Points {
-    fn new(points: impl Iterator<Item = (u64, f64)>) -> Points {
+    pub(crate) fn new(points: impl Iterator<Item = (u64, f64)>) -> Points {
         let mut points: Vec<(u64, f64)> = points.collect();
         points.sort_by_key(|(size, _)| *size);
         points.dedup_by_key(|(size, _)| *size);
         Points(points)
     }
 
-    fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
     /// The value at a measured size, or on the line between its two neighbours.
-    fn at(&self, size: u64) -> Option<f64> {
+    pub(crate) fn at(&self, size: u64) -> Option<f64> {
         let above = self.0.partition_point(|(measured, _)| *measured < size);
         let (high, right) = *self.0.get(above)?;
         if high == size {
@@ -121,7 +121,7 @@ impl Points {
     }
 
     /// `4, 8 and 16`
-    fn sizes(&self) -> String {
+    pub(crate) fn sizes(&self) -> String {
         let sizes: Vec<String> = self.0.iter().map(|(size, _)| size.to_string()).collect();
         match sizes.split_last() {
             Some((last, rest)) if !rest.is_empty() => format!("{} and {last}", rest.join(", ")),

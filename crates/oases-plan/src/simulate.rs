@@ -2,7 +2,8 @@
 //!
 //! Rules, each an absence of choice:
 //!
-//! 1. A compute instruction begins when the compute stream is free, and takes what it costs.
+//! 1. A compute instruction begins when the compute stream is free, and takes what it costs; where a collective runs, in as
+//!    far as the communication stream is busy when the instruction begins, [`Costs::interference`] times as long.
 //! 2. A `start` takes no time. Its collective begins when the communication stream is free, no earlier than now (all ranks
 //!    come to it together), and occupies it for its link time.
 //! 3. A `sync` ends when the collective is off the link and its arithmetic is done. A rank that waits does the arithmetic
@@ -21,7 +22,7 @@ use crate::timeline::{Bound, CollectiveRun, Timeline};
 /// Predicts a step: `plan` is the memory plan of the schedule, `costs` says what its instructions take.
 pub fn simulate(schedule: &Schedule, plan: &Plan, costs: &dyn Costs) -> Result<Timeline, Error> {
     let charges = charges(schedule, plan, costs)?;
-    let mut streams = Streams::default();
+    let mut streams = Streams { interference: costs.interference(), ..Streams::default() };
     let instructions = charges
         .iter()
         .enumerate()
@@ -31,14 +32,14 @@ pub fn simulate(schedule: &Schedule, plan: &Plan, costs: &dyn Costs) -> Result<T
             Interval { start, end: streams.now }
         })
         .collect();
-    let Bound { compute, communication } = total(&charges);
     Ok(Timeline {
         schedule: schedule.name.clone(),
         instructions,
         collectives: streams.runs,
         step: streams.now,
-        compute,
-        communication,
+        // The compute stream computes or waits.
+        compute: streams.now - streams.exposed,
+        communication: total(&charges).communication,
         exposed: streams.exposed,
         sequences: schedule.batch(),
         arena_bytes: plan.bytes,
@@ -46,7 +47,8 @@ pub fn simulate(schedule: &Schedule, plan: &Plan, costs: &dyn Costs) -> Result<T
 }
 
 /// The least time for the instructions of a schedule, whatever their order: the
-/// greater of the sum of its compute durations and the sum of the link times of its collectives.
+/// greater of the sum of its compute durations and the sum of the link times of its collectives. It counts no
+/// interference, which depends on the order.
 pub fn bound(schedule: &Schedule, plan: &Plan, costs: &dyn Costs) -> Result<Bound, Error> {
     Ok(total(&charges(schedule, plan, costs)?))
 }
@@ -67,7 +69,7 @@ fn charges(schedule: &Schedule, plan: &Plan, costs: &dyn Costs) -> Result<Vec<Ch
     let charge = |(index, instruction): (usize, &Instruction)| match *instruction {
         Instruction::Start { collective, kind, axis: Axis::Tensor } => {
             let bytes = collective_bytes(schedule, plan, index).expect("a start has a buffer");
-            let time = costs.collective(kind, bytes, tensor)?;
+            let time = costs.named_collective(collective, kind, bytes, tensor)?;
             Ok(Charge::Start { collective, kind, bytes, time })
         }
         Instruction::Start { .. } => Err(Error::Unsupported(format!("`{instruction}` leaves the TMP group"))),
@@ -92,6 +94,20 @@ fn total(charges: &[Charge]) -> Bound {
     })
 }
 
+/// What a computation of `duration` takes that begins while the communication stream is busy for `busy` more: until then it
+/// advances `interference` times slower. Nothing starts on that stream before the computation ends.
+fn stretched(duration: Nanoseconds, busy: Nanoseconds, interference: f64) -> Nanoseconds {
+    if busy == Nanoseconds::ZERO || interference <= 1.0 {
+        return duration;
+    }
+    let under = duration.0 as f64 * interference;
+    if under <= busy.0 as f64 {
+        return Nanoseconds(under.round() as u64);
+    }
+    let advanced = Nanoseconds((busy.0 as f64 / interference).round() as u64);
+    busy + (duration - advanced)
+}
+
 /// A collective that has been started and not yet waited for.
 struct InFlight {
     /// Its place in `runs`.
@@ -108,6 +124,8 @@ struct Streams {
     /// When the communication stream is free.
     link_free: Nanoseconds,
     exposed: Nanoseconds,
+    /// How many times longer computation takes under a collective.
+    interference: f64,
     /// Oldest first.
     in_flight: Vec<InFlight>,
     runs: Vec<CollectiveRun>,
@@ -116,7 +134,9 @@ struct Streams {
 impl Streams {
     fn charge(&mut self, index: usize, charge: &Charge) {
         match *charge {
-            Charge::Compute(duration) => self.now += duration,
+            Charge::Compute(duration) => {
+                self.now += stretched(duration, self.link_free - self.now, self.interference);
+            }
             Charge::Start { collective, kind, bytes, time } => {
                 let start = self.link_free.max(self.now);
                 self.link_free = start + time.link;

@@ -34,7 +34,7 @@ pub struct Timeline {
     pub collectives: Vec<CollectiveRun>,
     /// The whole step.
     pub step: Nanoseconds,
-    /// Sum of all compute instructions.
+    /// Sum of what all compute instructions take, with what collectives that run beside them slow them down.
     pub compute: Nanoseconds,
     /// Sum of all collectives on the communication stream.
     pub communication: Nanoseconds,

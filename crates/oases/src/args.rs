@@ -36,6 +36,8 @@ pub enum Command {
     Bench(BenchArgs),
     /// Continue a text with a trained model.
     Generate(GenerateArgs),
+    /// Predict the experiments of the Oases paper, and print them beside its figures.
+    Reproduce(ReproduceArgs),
     /// Show what this machine has, in a form to paste into a report.
     Doctor,
     /// Print the completions of a shell.
@@ -191,6 +193,35 @@ pub struct GenerateArgs {
     pub seed: u64,
 }
 
+/// `oases reproduce`
+#[derive(Args, Debug)]
+#[command(after_help = REPRODUCE_EXAMPLES)]
+pub struct ReproduceArgs {
+    /// Which experiments; all where none is named.
+    #[arg(value_enum, value_name = "EXPERIMENT")]
+    pub experiments: Vec<Experiment>,
+    /// The form of the output.
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    pub format: Format,
+}
+
+/// An experiment of the Oases paper, arXiv 2305.16121.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum Experiment {
+    /// What cutting batches in two costs, by hidden size.
+    Figure5,
+    /// End-to-end throughput of five methods on seven models.
+    Figure6,
+    /// Device utilisation.
+    Utilisation,
+    /// The steps from Megatron-LM to Oases.
+    Ablation,
+    /// Selective recomputation.
+    Selective,
+    /// A server with fast links.
+    V100,
+}
+
 /// How results are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Format {
@@ -237,6 +268,12 @@ const GENERATE_EXAMPLES: &str = "\
 Examples:
   oases generate runs/quickstart --prompt 'Call me'
   oases generate runs/quickstart --prompt 'The whale' --tokens 500 --temperature 0.7 --top-k 40";
+
+const REPRODUCE_EXAMPLES: &str = "\
+Examples:
+  oases reproduce
+  oases reproduce figure6 utilisation
+  oases reproduce figure6 --format json";
 
 fn train_long_help() -> String {
     format!(

@@ -6,6 +6,7 @@
 )]
 
 mod drawn;
+mod interference;
 mod random;
 mod support;
 mod table;

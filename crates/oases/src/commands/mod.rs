@@ -8,6 +8,7 @@ mod measuring;
 mod plan_run;
 mod profile;
 mod recipes;
+mod reproduce;
 mod shell;
 mod simulate;
 mod text_files;
@@ -33,6 +34,7 @@ pub fn run(command: &Command, environment: &Environment, terminal: &Terminal) ->
         Command::Profile(args) => profile::run(args, environment, terminal),
         Command::Bench(args) => bench::run(args, environment, terminal),
         Command::Generate(args) => generate::run(args, environment, terminal),
+        Command::Reproduce(args) => reproduce::run(args),
         Command::Doctor => terminal::print(&doctor::report(environment)),
         Command::Completions { shell } => shell::completions(*shell),
         Command::Man { command } => shell::manual(command.as_deref()),

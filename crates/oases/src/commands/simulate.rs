@@ -9,7 +9,7 @@ use crate::args::{Format, SimulateArgs};
 use crate::config::{self, RunConfig};
 use crate::environment::Environment;
 use crate::error::UserError;
-use crate::report::{Prediction, Row, write_trace};
+use crate::report::prediction::{Prediction, Row, write_trace};
 use crate::terminal;
 
 /// The backend that a configuration trains on.

@@ -3,9 +3,10 @@
 pub mod bench;
 mod explanation;
 mod measured;
-mod prediction;
+pub mod prediction;
+pub mod reproduction;
+pub mod statistics;
 pub mod trace;
 
 pub use explanation::Explanation;
 pub use measured::{MeasuredStep, write_measured_trace};
-pub use prediction::{Prediction, Row, write_trace};

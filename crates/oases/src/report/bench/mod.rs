@@ -3,7 +3,6 @@
 mod cells;
 mod html;
 mod numbers;
-mod statistics;
 mod text;
 
 #[cfg(test)]
@@ -13,8 +12,8 @@ mod tests;
 
 use serde::Serialize;
 
+pub use super::statistics::Prediction;
 use cells::Cells;
-pub use statistics::Prediction;
 
 /// The schedule that speedups are counted from.
 pub const BASELINE: &str = "megatron";

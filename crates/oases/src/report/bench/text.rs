@@ -4,8 +4,8 @@ use std::fmt;
 
 use super::cells::{Cells, Link};
 use super::numbers::{bytes, decimals_for, fixed, fixed_or_missing, loss, percent, signed_percent};
-use super::statistics::relative_error;
 use super::{BenchReport, Row};
+use crate::report::statistics::relative_error;
 
 /// Names of schedules are cut behind so many characters.
 const LONGEST_NAME: usize = 20;

@@ -11,7 +11,7 @@ use super::{name_margin, short_name};
 use crate::report::bench::Row;
 use crate::report::bench::cells::Cells;
 use crate::report::bench::numbers::{fixed, percent, short};
-use crate::report::bench::statistics::{Prediction, relative_error};
+use crate::report::statistics::{Prediction, relative_error};
 
 /// The error that a prediction should stay within.
 const BAND: f64 = 0.05;

@@ -1,8 +1,8 @@
 //! Which stretch of a step to look at closely: one in the steady state of a pass, the same for the measured and the predicted
 //! step, and equally long for all schedules.
 
-use crate::report::bench::statistics::median;
 use crate::report::bench::{Span, SpanKind, Timeline, TimelinePair, Track};
+use crate::report::statistics::median;
 
 /// A stretch of each schedule's step.
 pub struct Stretch {

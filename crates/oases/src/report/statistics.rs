@@ -90,6 +90,14 @@ pub fn ranks(values: &[f64]) -> Vec<f64> {
     ranks
 }
 
+/// The least and the greatest value; `None` of none.
+pub fn range(values: impl IntoIterator<Item = f64>) -> Option<[f64; 2]> {
+    values.into_iter().fold(None, |range, value| match range {
+        None => Some([value; 2]),
+        Some([low, high]) => Some([f64::min(low, value), f64::max(high, value)]),
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -145,5 +153,11 @@ mod tests {
         assert_eq!(prediction.worst, 4);
         assert_eq!(Prediction::of(&[]), None);
         assert_eq!(Prediction::of(&[(f64::NAN, 1.0)]), None);
+    }
+
+    #[test]
+    fn a_range_is_its_ends() {
+        assert_eq!(range([2.0, 1.0, 3.0]), Some([1.0, 3.0]));
+        assert_eq!(range([]), None);
     }
 }
