@@ -95,4 +95,22 @@ mod tests {
         assert_eq!(actual[3 * h], 0.5 + d[0]);
         assert_eq!(actual[0], 0.5);
     }
+
+    #[test]
+    fn gradients_over_several_calls_have_the_bits_of_one() {
+        let (h, rows) = (5, 4);
+        let tokens = [0, 3, 1, 0, 0, 3, 0];
+        let d = random(3, tokens.len() * h);
+        let results = [&[7][..], &[3, 4], &[1; 7]].map(|cut: &[usize]| {
+            let mut dtable = vec![9.0; rows * h];
+            let (mut first, mut accumulate) = (0, Accumulate::Overwrite);
+            for &count in cut {
+                let d = &d[first * h..][..count * h];
+                embed_backward(&tokens[first..][..count], d, 0, h, &mut dtable, accumulate);
+                (first, accumulate) = (first + count, Accumulate::Add);
+            }
+            dtable
+        });
+        assert!(results.iter().all(|result| *result == results[0]));
+    }
 }

@@ -180,18 +180,47 @@ mod tests {
         }
     }
 
+    /// Rows from `first` of a matrix or of the transpose of one.
+    fn rows_of(x: Matrix<'_>, first: usize, rows: usize) -> Matrix<'_> {
+        let data = &x.data[if x.transposed { first } else { first * x.stride }..];
+        Matrix { data, rows, ..x }
+    }
+
+    /// The product in one of the three ways to begin it: with zero, with what is there, with a bias.
+    fn begun(start: usize, c: MatrixMut<'_>, a: Matrix<'_>, b: Matrix<'_>, bias: &[f32]) {
+        match start {
+            0 => matmul(c, a, b, Accumulate::Overwrite),
+            1 => matmul(c, a, b, Accumulate::Add),
+            _ => matmul_bias(c, a, b, bias),
+        }
+    }
+
     #[test]
-    fn a_row_does_not_depend_on_the_other_rows() {
-        let (m, n, k) = (97, 83, 700);
-        let (a, b) = (random(5, m * k), random(6, n * k));
-        let mut whole = vec![0.0; m * n];
-        let b = Matrix::new(&b, n, k).t();
-        matmul(MatrixMut::new(&mut whole, m, n), Matrix::new(&a, m, k), b, Accumulate::Overwrite);
-        for (first, rows) in [(0, 1), (13, 40), (96, 1), (48, 49)] {
-            let mut part = vec![0.0; rows * n];
-            let a = Matrix::new(&a[first * k..][..rows * k], rows, k);
-            matmul(MatrixMut::new(&mut part, rows, n), a, b, Accumulate::Overwrite);
-            assert_eq!(part, whole[first * n..][..rows * n]);
+    fn an_element_does_not_depend_on_the_other_rows_and_columns() {
+        let (m, n, k) = (133, 523, 700);
+        let (a_data, b_data, before) = (random(5, m * k), random(6, n * k), random(7, m * n));
+        let bias = random(8, n);
+        for case in 0..12 {
+            let (start, ta, tb) = (case / 4, case % 2 == 1, case % 4 >= 2);
+            let a = if ta { Matrix::new(&a_data, k, m).t() } else { Matrix::new(&a_data, m, k) };
+            let b = if tb { Matrix::new(&b_data, n, k).t() } else { Matrix::new(&b_data, k, n) };
+            let mut whole = before.clone();
+            begun(start, MatrixMut::new(&mut whole, m, n), a, b, &bias);
+            for (first, rows) in [(0, 1), (13, 40), (132, 1), (48, 85)] {
+                let mut part = before[first * n..][..rows * n].to_vec();
+                let c = MatrixMut::new(&mut part, rows, n);
+                begun(start, c, rows_of(a, first, rows), b, &bias);
+                assert_eq!(part, whole[first * n..][..rows * n], "rows from {first} in case {case}");
+            }
+            for (first, cols) in [(0, 1), (31, 50), (522, 1), (256, 267)] {
+                let mut parts = before.clone();
+                let c = MatrixMut::strided(&mut parts[first..], m, cols, n);
+                begun(start, c, a, rows_of(b.t(), first, cols).t(), &bias[first..][..cols]);
+                for (part, whole) in parts.chunks(n).zip(whole.chunks(n)) {
+                    let range = first..first + cols;
+                    assert_eq!(part[range.clone()], whole[range], "columns from {first} in case {case}");
+                }
+            }
         }
     }
 

@@ -264,6 +264,34 @@ mod tests {
         }
     }
 
+    /// Where the rows are cut, from nowhere to everywhere.
+    const CUTS: [&[usize]; 4] = [&[11], &[4, 7], &[1, 8, 2], &[1; 11]];
+
+    #[test]
+    fn gradients_over_several_calls_have_the_bits_of_one() {
+        let (n, h) = (11, 37);
+        let (x, gain, shift, dy) = (random(6, n * h), random(7, h), random(8, h), random(9, n * h));
+        let (mut y, mut stats, mut scale) = (vec![0.0; n * h], vec![0.0; 2 * n], vec![0.0; n]);
+        layer_norm(&x, &gain, &shift, EPSILON, &mut y, &mut stats);
+        rms_norm(&x, &gain, EPSILON, &mut y, &mut scale);
+        let results = CUTS.map(|cut| {
+            let (mut dx, mut dgain, mut dshift) = (dy.clone(), vec![9.0; h], vec![9.0; h]);
+            let (mut rms_dx, mut rms_dgain) = (dy.clone(), vec![9.0; h]);
+            let (mut first, mut accumulate) = (0, Accumulate::Overwrite);
+            for &rows in cut {
+                let (features, tokens) = (first * h..(first + rows) * h, first..first + rows);
+                let (x, stats) = (&x[features.clone()], &stats[2 * first..][..2 * rows]);
+                let part = &mut dx[features.clone()];
+                layer_norm_backward(x, stats, &gain, part, &mut dgain, &mut dshift, accumulate);
+                let part = &mut rms_dx[features];
+                rms_norm_backward(x, &scale[tokens], &gain, part, &mut rms_dgain, accumulate);
+                (first, accumulate) = (first + rows, Accumulate::Add);
+            }
+            (dx, dgain, dshift, rms_dx, rms_dgain)
+        });
+        assert!(results.iter().all(|result| *result == results[0]));
+    }
+
     #[test]
     fn a_large_mean_does_not_cost_the_variance() {
         let x: Vec<f32> = random(5, 64).iter().map(|x| 1000.0 + x).collect();

@@ -341,4 +341,22 @@ mod tests {
             (0..s * h).map(|i| 1.0 + f64::from(d[i]) + f64::from(d[s * h + i])).collect();
         assert_close(&dpositions, &expected, 1e-6);
     }
+
+    #[test]
+    fn sums_over_several_calls_have_the_bits_of_one() {
+        let (n, m, s) = (13, 37, 3);
+        // As many rows for a bias as sequences for the positions.
+        let dy = random(8, n * s * m);
+        let results = [&[13][..], &[4, 9], &[3, 4, 5, 1], &[1; 13]].map(|cut: &[usize]| {
+            let (mut db, mut dpositions) = (vec![9.0; m], vec![9.0; s * m]);
+            let (mut first, mut accumulate) = (0, Accumulate::Overwrite);
+            for &rows in cut {
+                bias_gradient(&dy[first * m..][..rows * m], &mut db, accumulate);
+                positions_gradient(&dy[first * s * m..][..rows * s * m], &mut dpositions, accumulate);
+                (first, accumulate) = (first + rows, Accumulate::Add);
+            }
+            (db, dpositions)
+        });
+        assert!(results.iter().all(|result| *result == results[0]));
+    }
 }
