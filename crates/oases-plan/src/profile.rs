@@ -95,7 +95,7 @@ pub struct MeasuredCompute {
     pub tensor: u32,
     /// Sequences; 0 for `norm` and `step`.
     pub sequences: u32,
-    /// Median of the samples, in milliseconds.
+    /// Mean of the samples, in milliseconds, without those that tell of other work on the machine.
     pub ms: f64,
     /// The least of the samples, in milliseconds.
     pub min_ms: f64,

@@ -66,7 +66,7 @@ impl Subject<'_> {
 
 /// Mean forward of an attention and an MLP block on so many sequences, in milliseconds: f.
 pub fn block_forward_ms(measurement: &Measurement, sequences: u32) -> Option<f64> {
-    let of = |family| measurement.compute.get(&(forward(family), sequences)).map(|times| times.median_ms());
+    let of = |family| measurement.compute.get(&(forward(family), sequences)).map(|times| times.mean_ms());
     Some((of(Family::Attn)? + of(Family::Mlp)?) / 2.0)
 }
 
@@ -90,18 +90,18 @@ pub fn profile(
         operation,
         tensor: subject.tensor,
         sequences,
-        ms: times.median_ms(),
+        ms: times.mean_ms(),
         min_ms: times.min_ms(),
         samples: times.ns.len() as u32,
     });
     let collective = shared.collectives.iter().map(|(key, times)| {
-        let host_ms = times.median_ms();
+        let host_ms = times.mean_ms();
         let over_link = linked.and_then(|(linked, _)| linked.collectives.get(key));
         MeasuredCollective {
             operation: key.0,
             ranks: subject.tensor,
             bytes: key.1,
-            ms: over_link.unwrap_or(times).median_ms(),
+            ms: over_link.unwrap_or(times).mean_ms(),
             host_ms,
             samples: times.ns.len() as u32,
         }
