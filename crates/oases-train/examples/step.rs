@@ -42,7 +42,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let contenders = [Contender { schedule: variant.build(&request), link: None }];
     let rounds = number("rounds")?;
     let stop = AtomicBool::new(false);
-    let trial = Trial { model: &model, tensor: 1, contenders: &contenders, warmup: 2, rounds, stop: &stop };
+    let trial = Trial {
+        model: &model,
+        tensor: 1,
+        contenders: &contenders,
+        warmup: 2,
+        rounds,
+        timed: None,
+        stop: &stop,
+    };
     let samples = trial.run(&|_| {})?.remove(0);
     if options["profile"] != "no" {
         let mut by_kind: BTreeMap<String, f64> = BTreeMap::new();

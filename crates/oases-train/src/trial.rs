@@ -2,14 +2,15 @@
 //! whose speed drifts treats all alike.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use oases_exec::arena::Arena;
+use oases_exec::arena::{Arena, ArenaError, Region};
 use oases_exec::comm::local::{LocalCommunicator, LocalOptions, group};
 use oases_exec::comm::{HostGroup, Link};
+use oases_exec::null::{NullBackend, scaled};
 use oases_exec::philox::philox4x32;
 use oases_exec::{AdamW, Backend, CpuBackend, Interpreter, Program, StepInputs, Timing};
-use oases_schedule::{Instruction, Model, Purpose, Schedule, Span, Statics};
+use oases_schedule::{Instruction, Model, Operands, Operation, Purpose, Schedule, Span, Statics};
 
 use crate::error::{Error, Result};
 use crate::weights::Shards;
@@ -35,9 +36,15 @@ pub struct Trial<'a> {
     pub warmup: usize,
     /// Rounds that are.
     pub rounds: usize,
+    /// Where given, nothing is computed, and each instruction lasts as long as this says: what schedule, executor and link do
+    /// without the noise of a machine, and with more ranks than it has processors.
+    pub timed: Option<&'a Lasts<'a>>,
     /// Set from outside, ends the trial after the step at hand.
     pub stop: &'a AtomicBool,
 }
+
+/// How long an operation lasts on so many sequences.
+pub type Lasts<'a> = dyn Fn(Operation, u32) -> Duration + Sync + 'a;
 
 /// One step of one contender.
 #[derive(Clone, Debug)]
@@ -72,10 +79,11 @@ impl Trial<'_> {
         let programs: Vec<Program> =
             schedules().map(|schedule| Program::new(schedule.clone(), &statics, workspace)).collect();
         let networks = Networks::new(self.contenders);
-        let groups = networks
-            .links
-            .iter()
-            .map(|&link| group(self.tensor as usize, LocalOptions { link, ..LocalOptions::default() }));
+        let groups = networks.links.iter().map(|&link| {
+            // The null backend hands communicators less than the real buffers.
+            let link = if self.timed.is_some() { link.map(scaled) } else { link };
+            group(self.tensor as usize, LocalOptions { link, ..LocalOptions::default() })
+        });
         let ends = by_rank(groups.collect(), self.tensor as usize);
         let last = AtomicUsize::new(usize::MAX);
         let began = Instant::now();
@@ -105,7 +113,7 @@ impl Trial<'_> {
     }
 
     /// Random tokens, the same for every schedule and round. Returns the number of targets.
-    fn write_batch(&self, backend: &mut CpuBackend, statics: &Statics, program: &Program) -> usize {
+    fn write_batch(&self, backend: &mut impl Backend, statics: &Statics, program: &Program) -> usize {
         let count = program.schedule.batch() as usize * self.model.sequence;
         let draw = |stream: u32| -> Vec<u32> {
             let token = |at: u32| philox4x32([at, 0, stream, 0], [0, 0])[0];
@@ -193,11 +201,33 @@ struct Rank<'a> {
 }
 
 impl Rank<'_> {
-    fn run(&self, mut communicators: Vec<LocalCommunicator>) -> Result<Vec<Vec<Sample>>> {
+    fn run(&self, communicators: Vec<LocalCommunicator>) -> Result<Vec<Vec<Sample>>> {
         let bytes = self.programs.iter().map(|program| program.plan.bytes).max().unwrap_or_default();
-        let arena = Arena::new(bytes.0 as usize).map_err(|error| Error::configuration(error.to_string()))?;
-        let mut backend = CpuBackend::new(arena);
-        Shards { statics: self.statics, tp_rank: self.tp_rank }.initialize(&mut backend, 0);
+        let too_large = |error: ArenaError| Error::configuration(error.to_string());
+        match self.trial.timed {
+            None => {
+                let mut backend = CpuBackend::new(Arena::new(bytes.0 as usize).map_err(too_large)?);
+                Shards { statics: self.statics, tp_rank: self.tp_rank }.initialize(&mut backend, 0);
+                self.run_on(backend, communicators)
+            }
+            Some(lasts) => {
+                let duration = |instruction: &Instruction, operands: &Operands| {
+                    instruction.operation().map_or(Duration::ZERO, |operation| {
+                        let sequences = if operation.is_on_part() { operands.sequences as u32 } else { 0 };
+                        lasts(operation, sequences)
+                    })
+                };
+                let ranks = self.trial.tensor as usize;
+                self.run_on(NullBackend::new(bytes, ranks, duration).map_err(too_large)?, communicators)
+            }
+        }
+    }
+
+    fn run_on<B: Backend<Region = Region>>(
+        &self,
+        mut backend: B,
+        mut communicators: Vec<LocalCommunicator>,
+    ) -> Result<Vec<Vec<Sample>>> {
         let host = communicators[0].host_group();
         let mut interpreter = Interpreter::new(self.tp_rank, self.began);
         let mut samples = vec![Vec::new(); self.programs.len()];
@@ -224,11 +254,11 @@ impl Rank<'_> {
         Ok(samples)
     }
 
-    fn step(
+    fn step<B: Backend<Region = Region>>(
         &self,
         index: usize,
         interpreter: &mut Interpreter,
-        backend: &mut CpuBackend,
+        backend: &mut B,
         communicator: &mut LocalCommunicator,
     ) -> Result<Sample> {
         let program = &self.programs[index];

@@ -161,6 +161,10 @@ pub struct BenchArgs {
     /// How often each schedule runs on each link.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: Option<u32>,
+    /// Compute nothing: instructions last as long as they were measured. What schedules, executor and link do without the
+    /// noise of the machine.
+    #[arg(long)]
+    pub timed: bool,
     /// The page to write; in runs/, named after the configuration, where it is left out.
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,

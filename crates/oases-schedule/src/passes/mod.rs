@@ -123,6 +123,11 @@ const BRIDGE: Pass = Pass {
     description: "begins each micro-batch before the one before has ended, so that neither end waits",
     apply: bridge::bridge,
 };
+const SPLIT_KEPT: Pass = Pass {
+    name: "split-kept",
+    description: "where nothing is recomputed, weight gradients take the place of recomputation under all-reduces",
+    apply: split_backward::split_kept,
+};
 const INTERLEAVE: Pass = Pass {
     name: "interleave",
     description: "runs the forward of each micro-batch block by block with the backward of the one before",
@@ -186,7 +191,7 @@ pub const VARIANTS: &[Variant] = &[
     Variant {
         name: "oases",
         description: "overlap across passes, recomputation cut at the all-reduces (Li et al., arXiv 2305.16121)",
-        passes: &[SERIAL, SPLIT, CHECKPOINT_BLOCKS, BRIDGE, OVERLAP],
+        passes: &[SERIAL, SPLIT, CHECKPOINT_BLOCKS, BRIDGE, SPLIT_KEPT, OVERLAP],
     },
     Variant {
         name: "oases-w",

@@ -20,3 +20,10 @@ pub(super) fn split_backward(schedule: &Schedule, _: &Request) -> Schedule {
     }
     schedule.with_instructions(instructions)
 }
+
+/// The same for a schedule that keeps everything. Where something is recomputed, that runs under the all-reduces; here the
+/// weight gradients take its place.
+pub(super) fn split_kept(schedule: &Schedule, request: &Request) -> Schedule {
+    let recomputes = schedule.instructions.iter().any(|i| matches!(i, Instruction::Recompute { .. }));
+    if recomputes { schedule.clone() } else { split_backward(schedule, request) }
+}

@@ -37,7 +37,8 @@ pub fn run(args: &BenchArgs, environment: &Environment, terminal: &Terminal) -> 
     let recipes = recipes::recipes(&args.config, names, environment)?;
     let links = links(args, &config)?;
     let model = recipes::model(&config)?;
-    let bench = Bench { config: &config, model: &model, recipes: &recipes, rounds: rounds(args, &config) };
+    let (rounds, timed) = (rounds(args, &config), args.timed);
+    let bench = Bench { config: &config, model: &model, recipes: &recipes, rounds, timed };
     check_memory(&bench.subject(), bench.schedules().iter())?;
     let page = page_path(args);
     write_page(&page, "")?;
@@ -124,6 +125,8 @@ struct Bench<'a> {
     model: &'a Model,
     recipes: &'a [Recipe],
     rounds: usize,
+    /// Whether instructions only last as long as they were measured.
+    timed: bool,
 }
 
 /// What is known after one link.
@@ -167,21 +170,37 @@ impl Bench<'_> {
             .collect();
         contenders.extend(references.iter().cloned());
         let counter = Counter::new(*terminal, (contenders.len() * (self.rounds + 1)) as u64);
-        let samples = self.subject().run(&contenders, self.rounds, stop, &|index| {
+        let told = |index: usize| {
             counter.message(&format!("{label}: {}", contenders[index].schedule.name));
             counter.step();
-        })?;
+        };
+        // Timed schedules need the references' times first; others run in turn with them.
+        let first = if self.timed { schedules.len() } else { 0 };
+        let (subject, rounds) = (self.subject(), self.rounds);
+        let mut samples = subject.run(&contenders[first..], rounds, stop, &|index| told(first + index))?;
+        let reference = samples.split_off(schedules.len() - first);
+        let measurement = subject.measurement(&references, &reference);
+        if self.timed {
+            let lasts = |operation, sequences| {
+                let ms =
+                    measurement.compute.get(&(operation, sequences)).map_or(0.0, |times| times.mean_ms());
+                Duration::from_secs_f64(ms / 1e3)
+            };
+            samples = subject.run_timed(&contenders[..first], rounds, Some(&lasts), stop, &told)?;
+        }
         counter.finish();
-        let (own, reference) = samples.split_at(schedules.len());
-        let measurement = self.subject().measurement(&references, reference);
         let Some(forward_ms) = measuring::block_forward_ms(&measurement, self.micro_batch()) else {
             return Ok(nothing);
         };
-        let profile = measuring::profile(&self.config.model.family, &self.subject(), &measurement, None);
+        let mut profile = measuring::profile(&self.config.model.family, &self.subject(), &measurement, None);
+        if self.timed {
+            // Where nothing is computed, collectives have next to nothing to add up either.
+            profile.collective.iter_mut().for_each(|entry| entry.host_ms = 0.0);
+        }
         let ring =
             Ring { bandwidth_bytes_per_s: link.bandwidth_bytes_per_s, latency_s: link.latency.as_secs_f64() };
         let costs = ProfileCosts::new(&profile, Some(ring));
-        let cells: Vec<Cell<'_>> = self.cells(&schedules, own, &costs, link);
+        let cells: Vec<Cell<'_>> = self.cells(&schedules, &samples, &costs, link);
         let ratio = if let Asked::Ratio(ratio) = asked { Some(*ratio) } else { None };
         let rows = rows::rows(&cells, self.recipes, &label, ratio);
         let timelines = cells.iter().map(|cell| timelines::pair(cell, &label)).collect();
@@ -272,6 +291,10 @@ impl Bench<'_> {
             ("sequence", format!("{} tokens", model.sequence)),
             ("vocabulary", model.vocabulary.to_string()),
             ("TMP degree", format!("{} ranks, threads of one process", config.parallel.tensor)),
+            (
+                "backend",
+                if self.timed { "none: instructions last as long as measured" } else { "cpu" }.to_owned(),
+            ),
             (
                 "batch",
                 format!(
