@@ -34,7 +34,7 @@ use crate::terminal::{self, Terminal};
 pub fn run(args: &BenchArgs, environment: &Environment, terminal: &Terminal) -> anyhow::Result<()> {
     let config = config::load(&args.config.path, &args.config.overrides, environment)?;
     let names = if args.schedules.is_empty() { &config.bench.schedules } else { &args.schedules };
-    let recipes = recipes::recipes(&args.config, names, environment)?;
+    let recipes = recipes::recipes(&args.config, names, environment, &mut |line| terminal.line(line))?;
     let links = links(args, &config)?;
     let model = recipes::model(&config)?;
     let (rounds, timed) = (rounds(args, &config), args.timed);
@@ -314,7 +314,7 @@ impl Bench<'_> {
                 model.family.to_uppercase()
             ),
             machine: doctor::machine(),
-            command: format!("oases bench {}", args.config.path.display()),
+            command: command(args),
             version: format!("oases {}", env!("CARGO_PKG_VERSION")),
             model: pairs.map(|(name, value)| (name.to_owned(), value)).to_vec(),
             rounds: self.rounds,
@@ -343,6 +343,21 @@ pub fn check_memory<'a>(
         ),
         "lower train.batch or the model's sizes; `oases explain` shows what fills the memory",
     ))
+}
+
+/// What repeats the bench.
+fn command(args: &BenchArgs) -> String {
+    let mut words = vec!["oases bench".to_owned(), args.config.path.display().to_string()];
+    let list = |items: Vec<String>, option: &str| {
+        (!items.is_empty()).then(|| format!("{option} '{}'", items.join(",")))
+    };
+    words.extend(args.config.overrides.iter().map(|set| format!("--set '{}={}'", set.key, set.value)));
+    words.extend(list(args.schedules.clone(), "--schedule"));
+    words.extend(list(args.ratios.iter().map(f64::to_string).collect(), "--ratio"));
+    words.extend(list(args.links.clone(), "--link"));
+    words.extend(args.rounds.map(|rounds| format!("--rounds {rounds}")));
+    words.extend(args.timed.then(|| "--timed".to_owned()));
+    words.join(" ")
 }
 
 fn page_path(args: &BenchArgs) -> PathBuf {

@@ -30,7 +30,7 @@ pub fn run(command: &Command, environment: &Environment, terminal: &Terminal) ->
     match command {
         Command::Train(args) => train::run(args, environment, terminal),
         Command::Explain(args) => explain::run(args, environment),
-        Command::Simulate(args) => simulate::run(args, environment),
+        Command::Simulate(args) => simulate::run(args, environment, terminal),
         Command::Profile(args) => profile::run(args, environment, terminal),
         Command::Bench(args) => bench::run(args, environment, terminal),
         Command::Generate(args) => generate::run(args, environment, terminal),

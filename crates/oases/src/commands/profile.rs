@@ -61,8 +61,12 @@ pub fn run(args: &ProfileArgs, environment: &Environment, terminal: &Terminal) -
 
 /// The operations that every schedule needs, on the sizes that are asked for.
 fn wanted(args: &ProfileArgs, environment: &Environment) -> anyhow::Result<BTreeSet<Sized>> {
-    let all =
-        recipes::recipes(&args.config, &["all".to_owned(), "all sub_batches=1".to_owned()], environment)?;
+    let all = recipes::recipes(
+        &args.config,
+        &["all".to_owned(), "all sub_batches=1".to_owned()],
+        environment,
+        &mut |_| {},
+    )?;
     let needed: BTreeSet<Sized> =
         all.iter().flat_map(|recipe| measure::operations(&recipe.build())).collect();
     if args.sequences.is_empty() {

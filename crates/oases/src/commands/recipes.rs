@@ -34,17 +34,24 @@ impl Recipe {
 
 /// The recipes of a list, each once. `all` stands for every schedule that is possible with the configuration, and may be
 /// followed by changes as well.
+///
+/// What `all` left out because it is not possible is handed to `left_out`, each with the reason.
 pub fn recipes(
     args: &ConfigArgs,
     names: &[String],
     environment: &Environment,
+    left_out: &mut dyn FnMut(&str),
 ) -> anyhow::Result<Vec<Recipe>> {
     let mut recipes: Vec<Recipe> = Vec::new();
     for name in names {
         match name.trim().split_once(' ').unwrap_or((name.trim(), "")) {
             ("all", changes) => {
-                let named = VARIANTS.iter().map(|variant| format!("{} {changes}", variant.name));
-                recipes.extend(named.filter_map(|name| recipe(args, &name, environment).ok()));
+                for variant in VARIANTS {
+                    match recipe(args, &format!("{} {changes}", variant.name), environment) {
+                        Ok(recipe) => recipes.push(recipe),
+                        Err(error) => left_out(&format!("left out {}: {error}", variant.name)),
+                    }
+                }
             }
             _ => recipes.push(recipe(args, name, environment)?),
         }

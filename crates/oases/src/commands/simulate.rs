@@ -10,17 +10,17 @@ use crate::config::{self, RunConfig};
 use crate::environment::Environment;
 use crate::error::UserError;
 use crate::report::prediction::{Prediction, Row, write_trace};
-use crate::terminal;
+use crate::terminal::{self, Terminal};
 
 /// The backend that a configuration trains on.
 const BACKEND: &str = "cpu";
 
 /// Predicts.
-pub fn run(args: &SimulateArgs, environment: &Environment) -> anyhow::Result<()> {
+pub fn run(args: &SimulateArgs, environment: &Environment, terminal: &Terminal) -> anyhow::Result<()> {
     let config = config::load(&args.config.path, &args.config.overrides, environment)?;
     let configured = [config.schedule.name.clone()];
     let names = if args.schedules.is_empty() { &configured[..] } else { &args.schedules };
-    let recipes = recipes::recipes(&args.config, names, environment)?;
+    let recipes = recipes::recipes(&args.config, names, environment, &mut |line| terminal.line(line))?;
     let options = plan_run::options(&config, false, None);
     recipes::request(&config)?;
     let source = Source::read(args, &config, &options.model, environment)?;

@@ -131,8 +131,9 @@ impl fmt::Display for Prediction {
         }
         writeln!(
             f,
-            "\nexposed: the compute stream waits for communication, or does its arithmetic. compute, link: share of the step in\n\
-             which that stream is busy. bound: the step over the work of the busier stream; 1 is as fast as it can be."
+            "\nexposed: the compute stream waits for collectives, or adds up what they brought. compute, link: share of the step in\n\
+             which that stream is busy. bound: the step over the work of its own busier stream; 1 is as fast as these\n\
+             instructions can be. memory: one rank's, in 32 bits."
         )?;
         let device = self.device_bytes.unwrap_or(u64::MAX);
         if self.rows.iter().any(|row| row.arena_bytes > device) {

@@ -155,7 +155,13 @@ fn a_table_has_a_line_for_each_schedule_once() {
         "--schedule",
         "none",
     ]);
-    assert_eq!((outcome.code, outcome.stderr.as_str()), (0, ""));
+    assert_eq!(
+        (outcome.code, outcome.stderr.as_str()),
+        (
+            0,
+            "left out oases-dual: c.toml: `oases-dual` interleaves micro-batches, and `schedule.micro_batches` = 1\n"
+        )
+    );
     let lines: Vec<&str> = outcome.stdout.lines().collect();
     assert_eq!(
         lines[..5],

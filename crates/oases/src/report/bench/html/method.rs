@@ -54,6 +54,10 @@ fn losses(cells: &Cells<'_>) -> Option<String> {
     match losses.len() {
         0 | 1 => None,
         _ if low == high => Some(format!("All ended at the same loss to the last bit, {}.", loss(low))),
+        _ if loss(low) == loss(high) => Some(format!(
+            "All ended at a loss of {}; what sub-batches round differently is beyond these digits.",
+            loss(low)
+        )),
         _ => Some(format!("The losses lie between {} and {}.", loss(low), loss(high))),
     }
 }
