@@ -194,6 +194,13 @@ impl Profile {
             let problem = format!("{} is not known, only {FORMAT}", self.profile.format);
             return bad("profile.format".to_owned(), problem);
         }
+        if let Some(MeasuredLink { bandwidth_gbit_s, latency_us }) = self.link {
+            let sound = (1e-9..=1e9).contains(&bandwidth_gbit_s) && (0.0..=1e9).contains(&latency_us);
+            if !sound {
+                let problem = format!("{bandwidth_gbit_s} Gbit/s with {latency_us} us is no link");
+                return bad("link".to_owned(), problem);
+            }
+        }
         let mut seen = BTreeSet::new();
         for entry in &self.compute {
             let MeasuredCompute { operation, tensor, sequences, .. } = *entry;

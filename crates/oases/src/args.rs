@@ -129,7 +129,7 @@ pub struct ProfileArgs {
     #[command(flatten)]
     pub config: ConfigArgs,
     /// Numbers of sequences to measure; those that the configuration's schedules work on where it is left out.
-    #[arg(long, value_name = "N", value_delimiter = ',')]
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     pub sequences: Vec<u32>,
     /// TMP degrees to measure; the configuration's where it is left out.
     #[arg(long, value_name = "T", value_delimiter = ',')]

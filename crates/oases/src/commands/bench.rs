@@ -21,11 +21,12 @@ use self::rows::Cell;
 use super::measuring::{self, Subject};
 use super::recipes::{self, Recipe};
 use crate::args::{BenchArgs, Format};
-use crate::config::{self, Bandwidth, RunConfig, describe_io};
+use crate::config::{self, Bandwidth, RunConfig};
 use crate::doctor;
 use crate::environment::Environment;
 use crate::error::{Failure, Interrupted, UserError};
 use crate::interrupt;
+use crate::output_file::OutputFile;
 use crate::progress::Counter;
 use crate::report::bench::{BenchReport, LinkRow, Row, ScheduleNote};
 use crate::terminal::{self, Terminal};
@@ -40,10 +41,9 @@ pub fn run(args: &BenchArgs, environment: &Environment, terminal: &Terminal) -> 
     let (rounds, timed) = (rounds(args, &config), args.timed);
     let bench = Bench { config: &config, model: &model, recipes: &recipes, rounds, timed };
     check_memory(&bench.subject(), bench.schedules().iter())?;
-    let page = page_path(args);
-    write_page(&page, "")?;
+    let page = OutputFile::new(&page_path(args), "report", &[args.config.path.as_path()])?;
 
-    let stop = interrupt::requested();
+    let stop = interrupt::requested(*terminal);
     let mut report = bench.empty_report(args);
     let mut disagreement = None;
     for link in &links {
@@ -55,17 +55,28 @@ pub fn run(args: &BenchArgs, environment: &Environment, terminal: &Terminal) -> 
         report.links.extend(finished.link);
         report.rows.extend(finished.rows);
         report.timelines.extend(finished.timelines);
-        write_page(&page, &timelines::of_one_link(&report).to_html())?;
+        if !report.rows.is_empty() {
+            // After each link, so that whatever ends the program leaves what was finished.
+            // One that fails is told at the end, behind the results.
+            let _ = write_page(&page, &report);
+        }
     }
     let interrupted = stop.load(Ordering::Relaxed);
     report.interrupted = interrupted.then(|| "by Ctrl-C".to_owned());
-    write_page(&page, &timelines::of_one_link(&report).to_html())?;
+    if interrupted && report.rows.is_empty() {
+        terminal.line("nothing was finished");
+        return Err(Interrupted.into());
+    }
+    let unwritten = write_page(&page, &report).err();
     match args.format {
         Format::Json => terminal::print(&format!("{}\n", report.to_json()?))?,
         Format::Text => terminal::print(&report.to_string())?,
     }
     rows::not_overlapped(&report).iter().for_each(|line| terminal.line(line));
-    terminal.line(&format!("the report is in {}", page.display()));
+    if let Some(failure) = unwritten {
+        return Err(failure.into());
+    }
+    terminal.line(&format!("the report is in {}", page.path().display()));
     if let Some(message) = disagreement {
         let hint = "schedules with equal sub-batches must give the same bits; this is a fault of the program";
         return Err(Failure { message, hint: hint.to_owned() }.into());
@@ -74,6 +85,7 @@ pub fn run(args: &BenchArgs, environment: &Environment, terminal: &Terminal) -> 
 }
 
 /// A link as it was asked for.
+#[derive(Clone, Copy, PartialEq)]
 enum Asked {
     /// All-reduce of a block's output over a block's forward.
     Ratio(f64),
@@ -83,9 +95,9 @@ enum Asked {
 fn links(args: &BenchArgs, config: &RunConfig) -> Result<Vec<Asked>, UserError> {
     let mut links = Vec::new();
     for &ratio in &args.ratios {
-        if !(ratio > 0.0 && ratio <= 1e3) {
+        if !(1e-3..=1e3).contains(&ratio) {
             return Err(UserError::new(
-                format!("a ratio must be above 0 and at most 1000, not {ratio}"),
+                format!("a ratio must be from 0.001 to 1000, not {ratio}"),
                 "c/f is the time of an all-reduce over that of a block's forward, for example `--ratio 1,2`",
             ));
         }
@@ -108,6 +120,12 @@ fn links(args: &BenchArgs, config: &RunConfig) -> Result<Vec<Asked>, UserError> 
         let hint = "give `bench.ratios` or `bench.links`, or `--ratio 1,2`";
         return Err(UserError::new("there is no link to compare schedules on", hint));
     }
+    let mut distinct: Vec<Asked> = Vec::new();
+    links.retain(|link| {
+        let new = !distinct.contains(link);
+        distinct.push(*link);
+        new
+    });
     if config.parallel.tensor == 1 {
         let hint = "set `parallel.tensor` to 2 or more";
         return Err(UserError::new("one rank has no link: `parallel.tensor` = 1", hint));
@@ -365,15 +383,7 @@ fn page_path(args: &BenchArgs) -> PathBuf {
     args.report.clone().unwrap_or_else(|| Path::new("runs").join(format!("{stem}.html")))
 }
 
-/// Written after each link, so that whatever ends the program leaves what was finished. Tried with nothing first, so that
-/// a path that cannot be written to costs no measurement.
-fn write_page(path: &Path, page: &str) -> Result<(), UserError> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    let made = folder.map_or(Ok(()), std::fs::create_dir_all);
-    made.and_then(|()| std::fs::write(path, page)).map_err(|error| {
-        UserError::new(
-            format!("cannot write the report {}: {}", path.display(), describe_io(&error)),
-            "give the path of a file with `--report`",
-        )
-    })
+fn write_page(page: &OutputFile, report: &BenchReport) -> Result<(), Failure> {
+    let html = timelines::of_one_link(report).to_html();
+    page.write(|file| file.write_all(html.as_bytes()))
 }

@@ -14,15 +14,9 @@ mod simulate;
 mod text_files;
 mod train;
 
-use std::fs::File;
-use std::io::{self, BufWriter};
-use std::path::Path;
-
 use crate::args::Command;
-use crate::config::describe_io;
 use crate::doctor;
 use crate::environment::Environment;
-use crate::error::UserError;
 use crate::terminal::{self, Terminal};
 
 /// Does what was asked for.
@@ -39,17 +33,4 @@ pub fn run(command: &Command, environment: &Environment, terminal: &Terminal) ->
         Command::Completions { shell } => shell::completions(*shell),
         Command::Man { command } => shell::manual(command.as_deref()),
     }
-}
-
-/// Writes a trace to a file.
-fn write_trace_file(
-    path: &Path,
-    write: impl FnOnce(BufWriter<File>) -> io::Result<()>,
-) -> Result<(), UserError> {
-    File::create(path).and_then(|file| write(BufWriter::new(file))).map_err(|error| {
-        UserError::new(
-            format!("cannot write the trace {}: {}", path.display(), describe_io(&error)),
-            "give the path of a file in a folder that exists",
-        )
-    })
 }

@@ -1,7 +1,6 @@
 //! `oases profile`: measures what the instructions and collectives of a model take.
 
 use std::collections::BTreeSet;
-use std::path::Path;
 
 use oases_exec::comm::Link;
 use oases_plan::{MeasuredLink, Profile};
@@ -10,27 +9,30 @@ use oases_train::measure::{self, Sized};
 use super::measuring::{self, Subject};
 use super::{plan_run, recipes};
 use crate::args::ProfileArgs;
-use crate::config::{self, RunConfig, describe_io};
+use crate::config::{self, RunConfig};
 use crate::environment::Environment;
 use crate::error::{Interrupted, UserError};
 use crate::interrupt;
+use crate::output_file::OutputFile;
 use crate::progress::Counter;
 use crate::terminal::{self, Terminal};
 
 /// Measures.
 pub fn run(args: &ProfileArgs, environment: &Environment, terminal: &Terminal) -> anyhow::Result<()> {
     let config = config::load(&args.config.path, &args.config.overrides, environment)?;
-    let degrees =
-        if args.tensor.is_empty() { vec![config.parallel.tensor as u32] } else { args.tensor.clone() };
+    let mut degrees = args.tensor.clone();
+    if degrees.is_empty() {
+        degrees.push(config.parallel.tensor as u32);
+    }
+    degrees.sort_unstable();
+    degrees.dedup();
     for &tensor in &degrees {
         plan_run::model(&config).check(tensor).map_err(|e| UserError::new(e.message, e.hint))?;
     }
-    if args.sequences.contains(&0) {
-        let hint = "leave `--sequences` out to measure what the configuration needs";
-        return Err(UserError::new("0 sequences cannot be measured", hint).into());
-    }
+    let inputs = [args.config.path.as_path()];
+    let output = args.output.as_ref().map(|path| OutputFile::new(path, "profile", &inputs)).transpose()?;
     let wanted = wanted(args, environment)?;
-    let stop = interrupt::requested();
+    let stop = interrupt::requested(*terminal);
     let mut profiles = Vec::new();
     for &tensor in &degrees {
         let model = plan_run::model(&config);
@@ -56,7 +58,7 @@ pub fn run(args: &ProfileArgs, environment: &Environment, terminal: &Terminal) -
         let linked = measured_link(&config).filter(|_| tensor > 1).map(|link| (&linked, link));
         profiles.push(measuring::profile(&config.model.family, &subject, &of(0..shared), linked));
     }
-    write(args.output.as_deref(), &joined(profiles), terminal)
+    write(output.as_ref(), &joined(profiles), terminal)
 }
 
 /// The operations that every schedule needs, on the sizes that are asked for.
@@ -99,15 +101,14 @@ fn joined(profiles: Vec<Profile>) -> Profile {
     all
 }
 
-fn write(path: Option<&Path>, profile: &Profile, terminal: &Terminal) -> anyhow::Result<()> {
+/// A profile that cannot be written where it should is printed: it took its time.
+fn write(output: Option<&OutputFile>, profile: &Profile, terminal: &Terminal) -> anyhow::Result<()> {
     let text = toml::to_string(profile)?;
-    let Some(path) = path else { return terminal::print(&text) };
-    std::fs::write(path, text).map_err(|error| {
-        UserError::new(
-            format!("cannot write the profile {}: {}", path.display(), describe_io(&error)),
-            "give the path of a file in a folder that exists",
-        )
-    })?;
-    terminal.line(&format!("the profile is in {}", path.display()));
+    let Some(output) = output else { return terminal::print(&text) };
+    if let Err(failure) = output.write(|file| file.write_all(text.as_bytes())) {
+        terminal::print(&text)?;
+        return Err(failure.into());
+    }
+    terminal.line(&format!("the profile is in {}", output.path().display()));
     Ok(())
 }

@@ -46,12 +46,18 @@ pub fn recipes(
     for name in names {
         match name.trim().split_once(' ').unwrap_or((name.trim(), "")) {
             ("all", changes) => {
+                let before = recipes.len();
+                let mut impossible = Vec::new();
                 for variant in VARIANTS {
                     match recipe(args, &format!("{} {changes}", variant.name), environment) {
                         Ok(recipe) => recipes.push(recipe),
-                        Err(error) => left_out(&format!("left out {}: {error}", variant.name)),
+                        Err(error) => impossible.push((variant.name, error)),
                     }
                 }
+                if recipes.len() == before {
+                    return Err(impossible.swap_remove(0).1);
+                }
+                impossible.iter().for_each(|(name, error)| left_out(&format!("left out {name}: {error}")));
             }
             _ => recipes.push(recipe(args, name, environment)?),
         }

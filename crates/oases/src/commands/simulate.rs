@@ -1,14 +1,17 @@
 //! `oases simulate`: predicts the steps of schedules from a profile or a machine description.
 
+use std::path::Path;
+
 use oases_plan::{Costs, Machine, MachineCosts, Profile, ProfileCosts, Ring, Shape, Timeline, simulate};
 use oases_schedule::{Model, Purpose, Schedule, Statics, Workspace, plan};
 
 use super::recipes::{self, Recipe};
-use super::{machine_files, plan_run, write_trace_file};
+use super::{machine_files, plan_run};
 use crate::args::{Format, SimulateArgs};
 use crate::config::{self, RunConfig};
 use crate::environment::Environment;
 use crate::error::UserError;
+use crate::output_file::OutputFile;
 use crate::report::prediction::{Prediction, Row, write_trace};
 use crate::terminal::{self, Terminal};
 
@@ -30,13 +33,20 @@ pub fn run(args: &SimulateArgs, environment: &Environment, terminal: &Terminal) 
     };
     let steps = predict(&source, &options.model, &recipes, &config, workspace)?;
     if let Some(path) = &args.trace {
-        write_trace_file(path, |file| write_trace(file, &steps))?;
+        let trace = OutputFile::new(path, "trace", &inputs(args))?;
+        trace.write(|file| write_trace(file, &steps))?;
     }
     let prediction = prediction(&source, &config, &options.model, &steps)?;
     match args.format {
         Format::Json => terminal::print(&format!("{}\n", serde_json::to_string_pretty(&prediction)?)),
         Format::Text => terminal::print(&prediction.to_string()),
     }
+}
+
+/// Files that are read, which no trace may replace.
+fn inputs(args: &SimulateArgs) -> Vec<&Path> {
+    let named = args.machine.iter().chain(&args.profile).map(|path| path.as_path());
+    std::iter::once(args.config.path.as_path()).chain(named).collect()
 }
 
 /// Where durations come from.

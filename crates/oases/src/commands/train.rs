@@ -1,16 +1,19 @@
 //! `oases train`: trains a model and writes its run folder.
 
+use std::path::Path;
+
 use oases_schedule::Bytes;
 use oases_train::metrics::Summary;
 use oases_train::run_dir::RunPaths;
 use oases_train::{Event, Job};
 
-use super::{plan_run, text_files, write_trace_file};
+use super::{plan_run, text_files};
 use crate::args::{Format, TrainArgs};
 use crate::config::{self, RunConfig};
 use crate::doctor;
 use crate::environment::Environment;
 use crate::error::UserError;
+use crate::output_file::OutputFile;
 use crate::progress::{CheckpointReport, EvaluationReport, Progress, StepReport, thousands};
 use crate::report::write_measured_trace;
 use crate::terminal::{self, Terminal};
@@ -24,10 +27,9 @@ pub fn run(args: &TrainArgs, environment: &Environment, terminal: &Terminal) -> 
     let text = text_files::check(&config, environment, available)?;
     let mut options = plan_run::options(&config, args.resume, fault);
     options.trace = args.trace.is_some();
-    if let Some(path) = &args.trace {
-        // Tried before the run, which would be lost otherwise.
-        write_trace_file(path, |_| Ok(()))?;
-    }
+    let texts = config.data.text.iter().map(|path| path.as_path());
+    let inputs: Vec<&Path> = texts.chain([args.config.path.as_path()]).collect();
+    let trace = args.trace.as_ref().map(|path| OutputFile::new(path, "trace", &inputs)).transpose()?;
     oases_train::request(&options).map_err(plan_run::told)?;
     let workspace = plan_run::workspace(&options);
     let job = Job::prepare(options, workspace).map_err(plan_run::told)?;
@@ -46,8 +48,8 @@ pub fn run(args: &TrainArgs, environment: &Environment, terminal: &Terminal) -> 
         }
         let progress = progress.get_or_insert_with(|| Progress::new(*terminal, first, steps));
         show(progress, event, steps);
-        if let (Event::Traced { program, timings, .. }, Some(path)) = (event, &args.trace) {
-            traced = write_trace_file(path, |file| write_measured_trace(file, program, link, timings));
+        if let (Event::Traced { program, timings, .. }, Some(trace)) = (event, &trace) {
+            traced = trace.write(|file| write_measured_trace(file, program, link, timings));
         }
         if let Event::Started { resumed_from, .. } = event {
             if args.resume && resumed_from.is_none() {

@@ -148,7 +148,7 @@ pub const KEYS: &[Key] = &[
     key("train.checkpoint_every", Integer(1, MAX_COUNT), Derived("`train.eval_every`"), "100", "after how many steps a checkpoint is written; one always is after the last"),
     key("train.keep_checkpoints", Integer(1, MAX_SIZE), Value("2"), "2", "how many of the newest checkpoints are kept"),
     key("bench.schedules", Accepts::Texts, Value(BENCH_SCHEDULES), "[\"megatron\", \"oases keep=all\"]", "the schedules that `oases bench` compares, each with what differs from [schedule]"),
-    key("bench.ratios", Accepts::Numbers(Excluded(0.0), Included(1e3)), Value("[0.5, 1.0, 1.5, 2.0, 3.0]"), "[1.0, 2.0]", "the links that it compares them on, as ratios of an all-reduce's time to a block's forward"),
+    key("bench.ratios", Accepts::Numbers(Included(1e-3), Included(1e3)), Value("[0.5, 1.0, 1.5, 2.0, 3.0]"), "[1.0, 2.0]", "the links that it compares them on, as ratios of an all-reduce's time to a block's forward"),
     key("bench.links", Accepts::Bandwidths, Value("[]"), "[\"1 Gbit/s\"]", "links that it compares them on as well, by their speed"),
     key("bench.rounds", Integer(1, 1000), Value("5"), "5", "how often it runs each"),
     key("run.dir", Text, Derived("runs/ and the configuration's name"), "\"runs/quickstart\"", "the folder that the run writes to"),

@@ -347,9 +347,9 @@ fn what_cannot_be_predicted_is_one_line_and_a_hint() {
             measure,
         ),
         (
-            &["--machine", "pair.toml", "--trace", "no/trace.json"],
-            "cannot write the trace no/trace.json: no such file or directory",
-            "give the path of a file in a folder that exists",
+            &["--machine", "pair.toml", "--trace", "."],
+            "cannot write the trace .: it is a folder",
+            "give the path of a file",
         ),
         (
             &[],
