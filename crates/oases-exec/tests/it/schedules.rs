@@ -2,7 +2,7 @@
 
 use oases_exec::philox::{Normal, philox4x32};
 use oases_schedule::passes::VARIANTS;
-use oases_schedule::{Init, Model, Variant};
+use oases_schedule::{Cut, Init, Keep, Model, Request, Variant};
 
 use crate::harness::{HYPER, Outcome, Run, Tensors, request};
 
@@ -82,6 +82,28 @@ fn all_schedules_give_the_same_bits() {
                 );
             }
         }
+    }
+}
+
+#[test]
+fn what_is_kept_and_how_products_are_cut_changes_no_bit() {
+    let case = case();
+    let reference = case.run("none", 2);
+    let plain = request(&case.model, 2, case.sequences, case.micro, case.sub);
+    let keeps = [Keep::Input, Keep::Selective, Keep::All];
+    let kept = VARIANTS.iter().flat_map(|variant| keeps.map(|keep| (variant, keep)));
+    let mut requests: Vec<(&Variant, Request)> = kept
+        .filter(|(variant, keep)| variant.can_keep(*keep))
+        .map(|(variant, keep)| (variant, Request { keep: Some(keep), ..plain.clone() }))
+        .collect();
+    let decomposed = Variant::find("decomposed").unwrap();
+    let cuts = [(2, Cut::Columns), (3, Cut::Columns), (5, Cut::Rows), (7, Cut::Columns)];
+    requests.extend(cuts.map(|(pieces, cut)| (decomposed, Request { pieces, cut, ..plain.clone() })));
+    for (variant, request) in requests {
+        let outcome = case.run_schedule(variant.build(&request), 2);
+        let Request { keep, pieces, cut, .. } = request;
+        assert!(bits(&outcome) == bits(&reference), "{} {keep:?} {pieces} {cut:?}", variant.name);
+        assert_eq!(outcome.arena_used, outcome.arena_planned, "{} {keep:?}", variant.name);
     }
 }
 
