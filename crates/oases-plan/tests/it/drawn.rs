@@ -3,7 +3,7 @@
 use oases_plan::{Bound, Error, Nanoseconds, bound};
 use oases_schedule::{Bytes, CollectiveKind, Operation, Schedule};
 
-use crate::support::{ELEMENTS, Rule, build, planned, request, simulate};
+use crate::support::{ELEMENTS, OVERLAPPED, Rule, build, planned, request, simulate};
 
 /// Forward 10 and backward 20 for each sequence, whatever the block; loss 1, norm 2, step 3.
 fn compute(operation: Operation, sequences: u32) -> u64 {
@@ -71,41 +71,6 @@ fn blocking_collectives_are_exposed() {
     assert!((timeline.tokens_per_s(8) - 8e9 / 171.0).abs() < 1e-3);
     assert_eq!(timeline.arena_bytes, planned(&schedule).bytes);
 }
-
-/// Forward only, in two sub-batches: while one computes, the other is reduced.
-const OVERLAPPED: &str = "\
-schedule  by hand
-layers    1
-tensor    2
-parts     m0.a=1 m0.b=1
-
-forward   embed m0.a keep=nothing
-start     f.embed.m0.a all_reduce @tensor
-forward   embed m0.b keep=nothing
-start     f.embed.m0.b all_reduce @tensor
-sync      f.embed.m0.a
-forward   attn.0 m0.a keep=nothing
-start     f.attn.0.m0.a all_reduce @tensor
-sync      f.embed.m0.b
-forward   attn.0 m0.b keep=nothing
-start     f.attn.0.m0.b all_reduce @tensor
-sync      f.attn.0.m0.a
-forward   mlp.0 m0.a keep=nothing
-start     f.mlp.0.m0.a all_reduce @tensor
-sync      f.attn.0.m0.b
-forward   mlp.0 m0.b keep=nothing
-start     f.mlp.0.m0.b all_reduce @tensor
-sync      f.mlp.0.m0.a
-forward   head m0.a keep=nothing
-start     f.head.m0.a all_gather @tensor
-sync      f.mlp.0.m0.b
-forward   head m0.b keep=nothing
-start     f.head.m0.b all_gather @tensor
-sync      f.head.m0.a
-loss      m0.a
-sync      f.head.m0.b
-loss      m0.b
-";
 
 /// Ends of the instructions of [`OVERLAPPED`], four for each block: forward, start, sync of the other sub-batch's.
 fn overlapped(link: u64, host: u64) -> Vec<u64> {

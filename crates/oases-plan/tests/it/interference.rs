@@ -3,42 +3,7 @@
 use oases_plan::{CollectiveTime, Costs, Error, Nanoseconds, Timeline, bound};
 use oases_schedule::{Bytes, CollectiveKind, Operation, Schedule};
 
-use crate::support::{Rule, build, planned, request, simulate};
-
-/// Forward only, one layer, in two sub-batches, without head.
-const OVERLAPPED: &str = "\
-schedule  by hand
-layers    1
-tensor    2
-parts     m0.a=1 m0.b=1
-
-forward   embed m0.a keep=nothing
-start     f.embed.m0.a all_reduce @tensor
-forward   embed m0.b keep=nothing
-start     f.embed.m0.b all_reduce @tensor
-sync      f.embed.m0.a
-forward   attn.0 m0.a keep=nothing
-start     f.attn.0.m0.a all_reduce @tensor
-sync      f.embed.m0.b
-forward   attn.0 m0.b keep=nothing
-start     f.attn.0.m0.b all_reduce @tensor
-sync      f.attn.0.m0.a
-forward   mlp.0 m0.a keep=nothing
-start     f.mlp.0.m0.a all_reduce @tensor
-sync      f.attn.0.m0.b
-forward   mlp.0 m0.b keep=nothing
-start     f.mlp.0.m0.b all_reduce @tensor
-sync      f.mlp.0.m0.a
-forward   head m0.a keep=nothing
-start     f.head.m0.a all_gather @tensor
-sync      f.mlp.0.m0.b
-forward   head m0.b keep=nothing
-start     f.head.m0.b all_gather @tensor
-sync      f.head.m0.a
-loss      m0.a
-sync      f.head.m0.b
-loss      m0.b
-";
+use crate::support::{OVERLAPPED, Rule, build, planned, request, simulate};
 
 /// Every compute instruction takes 12 and every collective `link`; computation under a collective takes `interference`
 /// times as long.

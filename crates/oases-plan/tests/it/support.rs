@@ -52,3 +52,38 @@ pub fn planned(schedule: &Schedule) -> Plan {
 pub fn simulate(schedule: &Schedule, costs: &dyn Costs) -> Timeline {
     oases_plan::simulate(schedule, &planned(schedule), costs).unwrap()
 }
+
+/// Forward only, one layer, in two sub-batches: while one computes, the other is reduced.
+pub const OVERLAPPED: &str = "\
+schedule  by hand
+layers    1
+tensor    2
+parts     m0.a=1 m0.b=1
+
+forward   embed m0.a keep=nothing
+start     f.embed.m0.a all_reduce @tensor
+forward   embed m0.b keep=nothing
+start     f.embed.m0.b all_reduce @tensor
+sync      f.embed.m0.a
+forward   attn.0 m0.a keep=nothing
+start     f.attn.0.m0.a all_reduce @tensor
+sync      f.embed.m0.b
+forward   attn.0 m0.b keep=nothing
+start     f.attn.0.m0.b all_reduce @tensor
+sync      f.attn.0.m0.a
+forward   mlp.0 m0.a keep=nothing
+start     f.mlp.0.m0.a all_reduce @tensor
+sync      f.attn.0.m0.b
+forward   mlp.0 m0.b keep=nothing
+start     f.mlp.0.m0.b all_reduce @tensor
+sync      f.mlp.0.m0.a
+forward   head m0.a keep=nothing
+start     f.head.m0.a all_gather @tensor
+sync      f.mlp.0.m0.b
+forward   head m0.b keep=nothing
+start     f.head.m0.b all_gather @tensor
+sync      f.head.m0.a
+loss      m0.a
+sync      f.head.m0.b
+loss      m0.b
+";

@@ -56,8 +56,8 @@ pub fn run(args: &BenchArgs, environment: &Environment, terminal: &Terminal) -> 
         report.rows.extend(finished.rows);
         report.timelines.extend(finished.timelines);
         if !report.rows.is_empty() {
-            // After each link, so that whatever ends the program leaves what was finished.
-            // One that fails is told at the end, behind the results.
+            // After each link, so that whatever ends the program leaves what was finished. A failure is told at the end,
+            // behind the results.
             let _ = write_page(&page, &report);
         }
     }
