@@ -28,7 +28,7 @@ mod verify;
 pub use activations::{Products, Slot, Workspace};
 pub use ids::{BlockId, CollectiveId, Cut, PartId, Pass, Piece};
 pub use lifetimes::{Buffer, BufferKind, Operands, Plan, collective_bytes, plan};
-pub use mesh::{Axis, Coordinates, Layout, Mesh};
+pub use mesh::{Axis, Coordinates, Grouping, Layout, Mesh};
 pub use model::{Activation, Mask, Model, ModelError, NormKind, NormPlacement, Positions, divisors};
 pub use operation::{Direction, Family, Operation};
 pub use parameters::{GradientKind, Init, Parameter, Role, Shard};

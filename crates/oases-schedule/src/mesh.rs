@@ -71,6 +71,83 @@ impl Mesh {
     }
 }
 
+/// Which ranks of an axis a collective joins. The axis falls into groups of equal size, whose collectives of one name run
+/// side by side: with 8 ranks, `size` 2 and `stride` 4, ranks 0 and 4, 1 and 5, 2 and 6, 3 and 7.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Grouping {
+    /// All ranks of the axis.
+    #[default]
+    Whole,
+    /// Groups of some of them.
+    Cut {
+        /// Ranks of a group.
+        size: u32,
+        /// From one rank of a group to the next.
+        stride: u32,
+    },
+}
+
+impl Grouping {
+    /// Groups of `size` ranks, `stride` apart, of an axis of `ranks`. One spelling: a group of all is [`Grouping::Whole`].
+    pub fn new(size: u32, stride: u32, ranks: u32) -> Grouping {
+        if size == ranks { Grouping::Whole } else { Grouping::Cut { size, stride } }
+    }
+
+    /// Whether it cuts an axis of `ranks` into whole groups.
+    pub fn fits(self, ranks: u32) -> bool {
+        let Grouping::Cut { size, stride } = self else { return true };
+        let span = size.checked_mul(stride);
+        size > 0 && size < ranks && span.is_some_and(|span| span > 0 && ranks.is_multiple_of(span))
+    }
+
+    /// Ranks of a group.
+    pub fn size(self, ranks: u32) -> u32 {
+        match self {
+            Grouping::Whole => ranks,
+            Grouping::Cut { size, .. } => size,
+        }
+    }
+
+    /// From one rank of a group to the next.
+    pub fn stride(self) -> u32 {
+        match self {
+            Grouping::Whole => 1,
+            Grouping::Cut { stride, .. } => stride,
+        }
+    }
+
+    /// Number of groups.
+    pub fn groups(self, ranks: u32) -> u32 {
+        ranks / self.size(ranks)
+    }
+
+    /// Which group a rank belongs to, from 0.
+    pub fn group_of(self, rank: u32) -> u32 {
+        match self {
+            Grouping::Whole => 0,
+            Grouping::Cut { size, stride } => rank / (size * stride) * stride + rank % stride,
+        }
+    }
+
+    /// The place of a rank in its group, from 0.
+    pub fn position(self, rank: u32) -> u32 {
+        match self {
+            Grouping::Whole => rank,
+            Grouping::Cut { size, stride } => rank / stride % size,
+        }
+    }
+
+    /// The rank at a place of a group: the inverse of [`Grouping::group_of`] and [`Grouping::position`].
+    pub fn member(self, group: u32, position: u32) -> u32 {
+        match self {
+            Grouping::Whole => position,
+            Grouping::Cut { size, stride } => {
+                group / stride * size * stride + position * stride + group % stride
+            }
+        }
+    }
+}
+
 /// The TMP degree of every block of the chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
@@ -105,6 +182,32 @@ impl Layout {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn groups_partition_the_axis() {
+        for ranks in [1, 2, 4, 8, 12] {
+            let cuts = (1..=ranks).flat_map(|size| (1..=ranks).map(move |stride| (size, stride)));
+            for grouping in cuts.map(|(size, stride)| Grouping::new(size, stride, ranks)) {
+                if !grouping.fits(ranks) {
+                    continue;
+                }
+                let mut seen = vec![0; ranks as usize];
+                for group in 0..grouping.groups(ranks) {
+                    for position in 0..grouping.size(ranks) {
+                        let rank = grouping.member(group, position);
+                        seen[rank as usize] += 1;
+                        assert_eq!((grouping.group_of(rank), grouping.position(rank)), (group, position));
+                    }
+                }
+                assert!(seen.iter().all(|&count| count == 1), "{grouping:?} over {ranks}");
+            }
+        }
+        let far = Grouping::Cut { size: 2, stride: 4 };
+        assert_eq!([0, 1].map(|position| far.member(3, position)), [3, 7]);
+        assert!(
+            !Grouping::Cut { size: 3, stride: 1 }.fits(8) && !Grouping::Cut { size: 2, stride: 8 }.fits(8)
+        );
+    }
 
     #[test]
     fn every_world_rank_has_its_own_coordinates() {
