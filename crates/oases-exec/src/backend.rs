@@ -37,6 +37,9 @@ pub trait Backend {
     /// Waits for the device and copies values out.
     fn read(&mut self, span: Span, values: &mut [f32]);
 
+    /// Copies a span to another one of the same size.
+    fn copy(&mut self, from: Span, to: Span);
+
     /// `c = a·b`, or `c += a·b`; with a bias (`[columns of c]`), `c = a·b + bias`.
     fn matmul(&mut self, c: Mat, a: Mat, b: Mat, bias: Span, accumulate: Accumulate);
 
@@ -131,8 +134,8 @@ pub trait Backend {
         scale: f32,
     );
 
-    /// Sum of the squares of all elements of two spans, into `out` `[1]`.
-    fn square_norm(&mut self, gradients: [Span; 2], out: Span);
+    /// Sum of the squares of all elements of some spans, into `out` `[1]`.
+    fn square_norm(&mut self, gradients: &[Span], out: Span);
 
     /// One AdamW update of one parameter, scaled by the clipping of `square_norm` `[1]`. Leaves everything as it is where
     /// the norm is not finite, so that no such step reaches the weights.

@@ -48,6 +48,32 @@ impl<B: Backend> BlockCall<'_, B> {
         }
     }
 
+    /// Completes what crosses to another TMP degree, and copies this rank's rows of it: all that it has into its slot of what
+    /// is then gathered, or those of its new share.
+    pub(crate) fn reshard(&mut self, pass: Pass) {
+        let from = match pass {
+            Pass::Forward | Pass::Recompute => {
+                self.join();
+                self.at(Slot::Input)
+            }
+            Pass::Backward => {
+                let (gradient, upstream) = (self.at(Slot::Gradient), self.at(Slot::Upstream));
+                let hidden = self.model().hidden;
+                self.backend.join_backward(gradient, upstream, Span::default(), hidden, None);
+                gradient
+            }
+        };
+        let to = self.at(Slot::Resharded);
+        let (from, to) = match from.bytes < to.bytes {
+            true => (from, share_of(to, from.bytes, self.tp_rank / self.operands.degree)),
+            false => {
+                let shares = (from.bytes / to.bytes) as u32;
+                (share_of(from, to.bytes, self.tp_rank / (self.operands.degree / shares)), to)
+            }
+        };
+        self.backend.copy(from, to);
+    }
+
     /// A piece of the product that ends a pass through the block.
     pub(crate) fn tail(&mut self, pass: Pass, piece: Piece) {
         match pass {
@@ -109,14 +135,26 @@ impl<B: Backend> BlockCall<'_, B> {
         if self.operands.first { Accumulate::Overwrite } else { Accumulate::Add }
     }
 
+    /// Tokens of the part on this rank.
     fn n(&self) -> usize {
         self.operands.sequences * self.model().sequence
     }
 
-    /// The part's share of the step's tokens or targets.
+    /// The rank's place in its replica of the block.
+    fn place(&self) -> u32 {
+        self.tp_rank % self.operands.degree
+    }
+
+    /// The first sequence of the part on this rank, in the step.
+    fn first_sequence(&self) -> usize {
+        let replica = self.tp_rank / self.operands.degree;
+        self.operands.first_sequence + replica as usize * self.operands.sequences
+    }
+
+    /// The rank's share of the step's tokens or targets.
     fn tokens(&self, all: Span) -> Span {
         let row = self.model().sequence * size_of::<u32>();
-        Span { offset: all.offset + self.operands.first_sequence * row, bytes: self.operands.sequences * row }
+        Span { offset: all.offset + self.first_sequence() * row, bytes: self.operands.sequences * row }
     }
 
     fn dropout(&self, site: BlockId) -> Option<Dropout> {
@@ -132,20 +170,20 @@ impl<B: Backend> BlockCall<'_, B> {
             key: self.inputs.dropout_key,
             site,
             step: self.inputs.step,
-            first_sample: self.inputs.first_sample + self.operands.first_sequence as u32,
+            first_sample: self.inputs.first_sample + self.first_sequence() as u32,
             sequence: self.model().sequence,
         })
     }
 
     fn vocabulary(&self) -> VocabularyShard {
         let vocabulary = self.model().vocabulary;
-        let width = vocabulary.div_ceil(self.statics.tensor as usize);
-        let first_row = (width * self.tp_rank as usize).min(vocabulary);
+        let width = vocabulary.div_ceil(self.operands.degree as usize);
+        let first_row = (width * self.place() as usize).min(vocabulary);
         VocabularyShard { first_row: first_row as u32, width, valid: width.min(vocabulary - first_row) }
     }
 
     fn attention_shape(&self) -> Attention {
-        Attention::on_rank(self.model(), self.statics.tensor, self.operands.sequences)
+        Attention::on_rank(self.model(), self.operands.degree, self.operands.sequences)
     }
 
     /// Columns of queries, keys and values together.
@@ -155,7 +193,7 @@ impl<B: Backend> BlockCall<'_, B> {
     }
 
     fn ffn(&self) -> usize {
-        self.model().ffn / self.statics.tensor as usize
+        self.model().ffn / self.operands.degree as usize
     }
 
     // What blocks have in common.
@@ -400,8 +438,7 @@ impl<B: Backend> BlockCall<'_, B> {
         self.backend.matmul(logits, x, weight, Span::default(), Accumulate::Overwrite);
         // This rank's slot of the statistics that are gathered.
         let all = self.at(Slot::Output);
-        let slot = all.bytes / self.statics.tensor as usize;
-        let own = Span { offset: all.offset + slot * self.tp_rank as usize, bytes: slot };
+        let own = share_of(all, all.bytes / self.operands.degree as usize, self.place());
         let targets = self.tokens(self.statics.targets);
         self.backend.logit_statistics(logits.span, targets, shard, own);
     }
@@ -412,4 +449,10 @@ impl<B: Backend> BlockCall<'_, B> {
         let (logits, shard) = (self.at(Slot::Logits), self.vocabulary());
         self.backend.cross_entropy_backward(logits, lse, targets, shard, self.inputs.loss_scale);
     }
+}
+
+/// One of the equal shares of a span, counted round and round.
+fn share_of(whole: Span, bytes: usize, index: u32) -> Span {
+    let shares = whole.bytes / bytes;
+    Span { offset: whole.offset + index as usize % shares * bytes, bytes }
 }

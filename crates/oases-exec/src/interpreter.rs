@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use oases_schedule::{
-    BlockId, CollectiveId, CollectiveKind, Instruction, Plan, Schedule, Slot, Span, Statics, Workspace, plan,
+    BlockId, CollectiveId, CollectiveKind, Grouping, Instruction, Plan, Schedule, Slot, Statics, Workspace,
+    plan,
 };
 
 use crate::backend::Backend;
@@ -38,7 +39,7 @@ pub struct Interrupted {
     /// Where.
     pub at: Position,
     /// Why.
-    pub source: CommunicatorError,
+    pub source: Box<CommunicatorError>,
 }
 
 /// When an instruction was issued and returned, in nanoseconds since the run began. On a device that computes while the
@@ -152,7 +153,8 @@ impl Interpreter {
             let start_ns = self.now_ns();
             let mut step =
                 Step { program, statics, backend, communicator, inputs, tp_rank: self.tp_rank, index };
-            step.execute(instruction, &mut self.in_flight).map_err(|source| Interrupted { at, source })?;
+            step.execute(instruction, &mut self.in_flight)
+                .map_err(|source| Interrupted { at, source: Box::new(source) })?;
             self.timings.push(Timing { start_ns, end_ns: self.now_ns() });
         }
         Ok(())
@@ -188,8 +190,9 @@ impl<B: Backend, C: Communicator<B::Region>> Step<'_, B, C> {
             Instruction::Loss { .. } => self.on(BlockId::Head).loss(),
             Instruction::Tail { pass, block, piece, .. } => self.on(block).tail(pass, piece),
             Instruction::Backward { block, scope, .. } => self.on(block).backward(scope),
-            Instruction::Start { collective, kind, .. } => {
-                let ticket = self.start(kind);
+            Instruction::Reshard { pass, block, .. } => self.on(block).reshard(pass),
+            Instruction::Start { collective, kind, grouping, .. } => {
+                let ticket = self.start(kind, grouping);
                 in_flight.push((collective, ticket));
             }
             Instruction::Sync { collective } => self.sync(collective, in_flight)?,
@@ -211,9 +214,9 @@ impl<B: Backend, C: Communicator<B::Region>> Step<'_, B, C> {
         }
     }
 
-    fn start(&mut self, kind: CollectiveKind) -> Ticket {
+    fn start(&mut self, kind: CollectiveKind, grouping: Grouping) -> Ticket {
         let region = self.backend.lend(self.program.plan.operands[self.index].span(Slot::Output));
-        self.communicator.start(kind.into(), Tag(self.index as u32), region)
+        self.communicator.start(kind.into(), grouping, Tag(self.index as u32), region)
     }
 
     fn sync(
@@ -229,11 +232,9 @@ impl<B: Backend, C: Communicator<B::Region>> Step<'_, B, C> {
         Ok(())
     }
 
-    /// What every rank holds counts on one rank only, so that the sum over ranks is the norm of the full gradient.
+    /// What several ranks hold counts on one of them, so that the sum over ranks is the norm of the full gradient.
     fn norm(&mut self) {
-        let replicated =
-            if self.tp_rank == 0 { self.statics.replicated_gradients() } else { Span::default() };
-        self.backend.square_norm([self.statics.sharded_gradients(), replicated], self.statics.norm);
+        self.backend.square_norm(self.statics.counted_gradients(self.tp_rank), self.statics.norm);
     }
 
     fn update(&mut self) {

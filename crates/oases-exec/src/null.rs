@@ -30,22 +30,22 @@ pub fn scaled(link: Link) -> Link {
     Link { bandwidth_bytes_per_s: link.bandwidth_bytes_per_s / SCALE as f64, ..link }
 }
 
-impl<F: FnMut(&Instruction, &Operands) -> Duration> NullBackend<F> {
-    /// A backend for one of `ranks` ranks, on an arena of this size, whose instructions last `duration`.
+impl<F: FnMut(usize) -> Duration> NullBackend<F> {
+    /// A backend for one of `ranks` ranks, on an arena of this size, whose instructions last `duration`, asked by their index.
     pub fn new(bytes: Bytes, ranks: usize, duration: F) -> Result<NullBackend<F>, ArenaError> {
         let arena = Arena::new(bytes.0 as usize)?;
         Ok(NullBackend { arena, ranks, duration, overslept: Duration::ZERO, touched: 0 })
     }
 }
 
-impl<F: FnMut(&Instruction, &Operands) -> Duration> Backend for NullBackend<F> {
+impl<F: FnMut(usize) -> Duration> Backend for NullBackend<F> {
     type Region = Region;
 
-    fn begin(&mut self, _: usize, instruction: &Instruction, operands: &Operands) {
+    fn begin(&mut self, index: usize, _: &Instruction, operands: &Operands) {
         for slot in operands.spans() {
             self.touched = self.touched.max(slot.end());
         }
-        let wanted = (self.duration)(instruction, operands);
+        let wanted = (self.duration)(index);
         if wanted.is_zero() {
             return;
         }
@@ -85,6 +85,8 @@ impl<F: FnMut(&Instruction, &Operands) -> Duration> Backend for NullBackend<F> {
 
     fn embed_backward(&mut self, _: Span, _: Span, _: VocabularyShard, _: usize, _: Span, _: Accumulate) {}
 
+    fn copy(&mut self, _: Span, _: Span) {}
+
     fn columns_to_rows(&mut self, _: Span, _: Span, _: usize, _: u8) {}
 
     fn join(&mut self, _: Span, _: Span, _: Term, _: usize, _: Option<Dropout>) {}
@@ -113,7 +115,7 @@ impl<F: FnMut(&Instruction, &Operands) -> Duration> Backend for NullBackend<F> {
 
     fn cross_entropy_backward(&mut self, _: Span, _: Span, _: Span, _: VocabularyShard, _: f32) {}
 
-    fn square_norm(&mut self, _: [Span; 2], _: Span) {}
+    fn square_norm(&mut self, _: &[Span], _: Span) {}
 
     fn adamw(&mut self, _: &ParameterState, _: Span, _: &AdamW) {}
 }

@@ -38,7 +38,7 @@ pub enum Error {
     /// More ranks than the machine joins.
     #[error("a TMP group of {asked} ranks does not fit on `{machine}`, which joins {joined}")]
     TooManyRanks {
-        /// Ranks of the group.
+        /// Ranks of the group, or those that a part of it spans.
         asked: u32,
         /// Ranks of the outermost link.
         joined: u32,
@@ -70,7 +70,7 @@ impl Error {
                 "lower `parallel.tensor`, or describe the next level of links in a [[link]] of the machine"
             }
             Error::TooLong { .. } => "check the units of the rates that it is computed from",
-            Error::Unsupported(_) => "schedules with one TMP degree for all blocks can be simulated",
+            Error::Unsupported(_) => "schedules of one TMP group can be simulated",
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use oases_schedule::{Bytes, CollectiveKind, Model, Operation};
 
-use crate::costs::{CollectiveTime, Costs};
+use crate::costs::{CollectiveTime, Costs, Reach};
 use crate::error::Error;
 use crate::link::Ring;
 use crate::machine::{Device, Machine};
@@ -17,7 +17,8 @@ use crate::work::{Work, work};
 /// - the traffic of the other operators: elements read and written times their size, over the memory bandwidth,
 /// - the fixed time of each operator.
 ///
-/// Collectives run on the communication stream alone, arithmetic included, as they do on GPUs.
+/// Collectives run on the communication stream alone, arithmetic included, as they do on GPUs. Over a given link every ring
+/// has one of its own, as emulated links are; over the machine's links, see [`Machine::collective`].
 #[derive(Clone, Copy, Debug)]
 pub struct MachineCosts<'a> {
     machine: &'a Machine,
@@ -40,13 +41,13 @@ impl Costs for MachineCosts<'_> {
     }
 
     /// The plan counts elements of 32 bits; a device with smaller ones sends less.
-    fn collective(&self, kind: CollectiveKind, bytes: Bytes, ranks: u32) -> Result<CollectiveTime, Error> {
+    fn collective(&self, kind: CollectiveKind, bytes: Bytes, reach: Reach) -> Result<CollectiveTime, Error> {
         let bytes = Bytes(bytes.0 / size_of::<f32>() as u64 * self.machine.device.element_bytes);
         let link = match &self.link {
             Some(ring) => ring
-                .duration(kind, bytes, ranks)
+                .duration(kind, bytes, reach.ranks)
                 .ok_or_else(|| Error::TooLong { what: format!("{} of {bytes}", kind.name()) })?,
-            None => self.machine.collective(kind, bytes, ranks)?,
+            None => self.machine.collective(kind, bytes, reach)?,
         };
         Ok(CollectiveTime { link, host: Nanoseconds::ZERO })
     }
@@ -98,6 +99,7 @@ mod tests {
             name: "link".to_owned(),
             ranks: 2,
             bandwidth_gb_s: 1.0,
+            port_gb_s: None,
             latency_us: 10.0,
             estimates: Vec::new(),
             estimate: false,
@@ -148,7 +150,7 @@ mod tests {
         let (machine, model) = (machine(), Model::gpt(1, 64, 2, 8, 256));
         let time = |link| {
             let costs = MachineCosts::new(&machine, &model, link);
-            costs.collective(CollectiveKind::AllReduce, Bytes(8_000_000), 2).unwrap()
+            costs.collective(CollectiveKind::AllReduce, Bytes(8_000_000), Reach::neighbours(2)).unwrap()
         };
         // Half of the bytes: 4 MB at 1 GB/s, two hops of 10 µs.
         assert_eq!(time(None), CollectiveTime { link: Nanoseconds(4_020_000), host: Nanoseconds::ZERO });

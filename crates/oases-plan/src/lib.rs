@@ -20,7 +20,7 @@ mod time;
 mod timeline;
 mod work;
 
-pub use costs::{CollectiveTime, Costs};
+pub use costs::{CollectiveTime, Costs, Reach};
 pub use error::Error;
 pub use estimated::MachineCosts;
 pub use link::Ring;
@@ -30,7 +30,7 @@ pub use profile::{FORMAT, MeasuredCollective, MeasuredCompute, MeasuredLink, Ori
 pub use published::{
     BlockFit, BlockParts, BlockSize, BlockTimes, GradientRing, PublishedCosts, PublishedTable,
 };
-pub use simulate::{bound, simulate};
+pub use simulate::{bound, durations, simulate};
 pub use time::{Interval, Nanoseconds};
 pub use timeline::{Bound, CollectiveRun, Timeline};
 pub use work::{Core, Work, work};

@@ -3,6 +3,7 @@
 use oases_schedule::{Bytes, CollectiveKind};
 use serde::{Deserialize, Serialize};
 
+use crate::costs::Reach;
 use crate::error::Error;
 use crate::link::Ring;
 use crate::time::Nanoseconds;
@@ -103,6 +104,10 @@ pub struct LinkLevel {
     /// What one rank of a ring can send while it also receives as much, in units of 10⁹ bytes per second ("bus
     /// bandwidth").
     pub bandwidth_gb_s: f64,
+    /// What all rings together can send that leave a server (what the level inside joins) at once, in the same units;
+    /// `bandwidth_gb_s` if left out, which is then bounded by the port of the server and not by the ring.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub port_gb_s: Option<f64>,
     /// Time of one hop, in microseconds.
     pub latency_us: f64,
     /// Keys of this section that are estimated.
@@ -114,9 +119,12 @@ pub struct LinkLevel {
 }
 
 impl LinkLevel {
-    /// A ring over this level.
-    pub fn ring(&self) -> Ring {
-        Ring { bandwidth_bytes_per_s: self.bandwidth_gb_s * 1e9, latency_s: self.latency_us * 1e-6 }
+    /// One of `rings` rings over this level that leave each server at once: they share its port, but none is faster than a
+    /// ring alone.
+    pub fn ring(&self, rings: u32) -> Ring {
+        let port_gb_s = self.port_gb_s.unwrap_or(self.bandwidth_gb_s);
+        let bandwidth_gb_s = self.bandwidth_gb_s.min(port_gb_s / f64::from(rings));
+        Ring { bandwidth_bytes_per_s: bandwidth_gb_s * 1e9, latency_s: self.latency_us * 1e-6 }
     }
 }
 
@@ -171,29 +179,43 @@ impl Machine {
         self.links.last().map_or(1, |level| level.ranks)
     }
 
-    /// The levels that a group of `ranks` neighbours spans: up to the first that joins as many.
-    pub fn spanned(&self, ranks: u32) -> Result<&[LinkLevel], Error> {
-        if ranks <= 1 {
+    /// The levels that `span` neighbours need: up to the first that joins as many.
+    pub fn spanned(&self, span: u32) -> Result<&[LinkLevel], Error> {
+        if span <= 1 {
             return Ok(&[]);
         }
-        let outermost = self.links.iter().position(|level| level.ranks >= ranks);
+        let outermost = self.links.iter().position(|level| level.ranks >= span);
         let outermost = outermost.ok_or_else(|| Error::TooManyRanks {
-            asked: ranks,
+            asked: span,
             joined: self.ranks(),
             machine: self.name.clone(),
         })?;
         Ok(&self.links[..=outermost])
     }
 
-    /// How long a collective occupies the links: one ring over all its ranks, as slow as the slowest level it spans.
-    pub fn collective(&self, kind: CollectiveKind, bytes: Bytes, ranks: u32) -> Result<Nanoseconds, Error> {
-        let mut levels = self.spanned(ranks)?.iter();
-        levels.try_fold(Nanoseconds::ZERO, |slowest, level| {
+    /// How long a collective occupies the links: each group is one ring over its ranks, as slow as the slowest level that it
+    /// spans. All groups run at once.
+    ///
+    /// How many rings leave a server (what a level joins inside the next, `r` ranks) follows from the stride `s`. If `s < r`,
+    /// each run of `s` neighbours belongs to `s` rings, and what lies `s` further belongs to the same ones: they are `s`.
+    /// Otherwise every rank of the server is in a ring of its own, and they are `r`. So `min(s, r)` rings share a port; a
+    /// reduction over replicas of degree 4 in servers of four cards gets a quarter of the network port. Neighbours (`s` = 1)
+    /// are one ring, whose bandwidth is what the machine describes.
+    ///
+    /// A hop that leaves a server has passed what joins its cards to the port, so the levels inside count for it too.
+    pub fn collective(&self, kind: CollectiveKind, bytes: Bytes, reach: Reach) -> Result<Nanoseconds, Error> {
+        if reach.ranks <= 1 {
+            return Ok(Nanoseconds::ZERO);
+        }
+        let (mut slowest, mut inside) = (Nanoseconds::ZERO, 1);
+        for level in self.spanned(reach.span())? {
+            let ring = level.ring(reach.stride.min(inside));
             let too_long =
                 || Error::TooLong { what: format!("{} of {bytes} over `{}`", kind.name(), level.name) };
-            let time = level.ring().duration(kind, bytes, ranks).ok_or_else(too_long)?;
-            Ok(slowest.max(time))
-        })
+            slowest = slowest.max(ring.duration(kind, bytes, reach.ranks).ok_or_else(too_long)?);
+            inside = level.ranks;
+        }
+        Ok(slowest)
     }
 
     /// The figures that are estimates: `launch_us`, `bandwidth_gb_s of NVLink`.
@@ -217,6 +239,16 @@ impl LinkLevel {
     fn check(&self, inside: u32) -> Result<(), Error> {
         positive("link.bandwidth_gb_s", self.bandwidth_gb_s)?;
         not_negative("link.latency_us", self.latency_us)?;
+        if let Some(port) = self.port_gb_s {
+            positive("link.port_gb_s", port)?;
+            if port < self.bandwidth_gb_s {
+                let problem = format!(
+                    "of `{}` is {port}, but one ring alone sends {}; a port carries at least that",
+                    self.name, self.bandwidth_gb_s
+                );
+                return Err(refused("link.port_gb_s", problem));
+            }
+        }
         if self.ranks <= inside {
             let problem = format!(
                 "of `{}` is {}; a level joins more ranks than what is inside it, {inside}",
@@ -224,7 +256,7 @@ impl LinkLevel {
             );
             return Err(refused("link.ranks", problem));
         }
-        check_estimates("link", &self.estimates, &["ranks", "bandwidth_gb_s", "latency_us"])
+        check_estimates("link", &self.estimates, &["ranks", "bandwidth_gb_s", "port_gb_s", "latency_us"])
     }
 }
 
@@ -292,7 +324,15 @@ mod tests {
 
     fn level(name: &str, ranks: u32, bandwidth_gb_s: f64, latency_us: f64) -> LinkLevel {
         let estimates = vec!["latency_us".to_owned()];
-        LinkLevel { name: name.to_owned(), ranks, bandwidth_gb_s, latency_us, estimates, estimate: false }
+        LinkLevel {
+            name: name.to_owned(),
+            ranks,
+            bandwidth_gb_s,
+            port_gb_s: None,
+            latency_us,
+            estimates,
+            estimate: false,
+        }
     }
 
     pub(crate) fn sample() -> Machine {
@@ -327,7 +367,8 @@ mod tests {
     #[test]
     fn a_collective_is_as_slow_as_the_slowest_level_it_spans() {
         let machine = sample();
-        let time = |ranks| machine.collective(CollectiveKind::AllReduce, Bytes(8_000_000), ranks);
+        let time =
+            |ranks| machine.collective(CollectiveKind::AllReduce, Bytes(8_000_000), Reach::neighbours(ranks));
         // 2 · 3/4 · 8 MB at 10 GB/s and 6 hops of 5 µs.
         assert_eq!(time(4), Ok(Nanoseconds(1_230_000)));
         // 2 · 4/5 · 8 MB at 1 GB/s and 8 hops of 20 µs.
@@ -337,10 +378,64 @@ mod tests {
         assert_eq!(message, "a TMP group of 9 ranks does not fit on `Test`, which joins 8");
     }
 
+    /// Three levels: pairs (20 GB/s), two pairs in a server (10 GB/s), eight servers (1 GB/s). No latency.
+    fn nested() -> Machine {
+        let links =
+            vec![level("pair", 2, 20.0, 0.0), level("server", 4, 10.0, 0.0), level("network", 32, 1.0, 0.0)];
+        Machine { links, ..sample() }
+    }
+
+    #[test]
+    fn the_link_is_the_one_that_holds_the_span_of_the_ranks() {
+        let machine = nested();
+        let gather = |ranks, stride| {
+            machine
+                .collective(CollectiveKind::AllGather, Bytes(8_000_000), Reach { ranks, stride })
+                .map(|time| time.0)
+                .map_err(|error| error.to_string())
+        };
+        // Half of 8 MB: at 20 GB/s in a pair, 10 GB/s in a server, 1 GB/s beyond it. Two ranks that are 2 apart span a server,
+        // and the two rings of a pair share what joins it to the other: 5 GB/s.
+        assert_eq!(gather(2, 1), Ok(200_000));
+        assert_eq!(gather(2, 2), Ok(800_000));
+        // Three quarters in a server, and over four pairs, one rank of each: two rings share the port of a server.
+        assert_eq!(gather(4, 1), Ok(600_000));
+        assert_eq!(gather(4, 2), Ok(12_000_000));
+        assert_eq!(gather(8, 1), Ok(7_000_000));
+        // Each rank of a server has a ring of its own, with a quarter of the port, however far the next rank is.
+        assert_eq!(
+            [gather(2, 4), gather(2, 16), gather(8, 4)],
+            [Ok(16_000_000), Ok(16_000_000), Ok(28_000_000)]
+        );
+        // One rank has nobody to talk to, wherever the next would be.
+        assert_eq!(gather(1, 64), Ok(0));
+        let message = "a TMP group of 64 ranks does not fit on `Test`, which joins 32";
+        assert_eq!(gather(2, 32), Err(message.to_owned()));
+        assert_eq!(gather(u32::MAX, 2), Err(message.replace("64", "4294967295")));
+    }
+
+    #[test]
+    fn rings_share_a_port_that_carries_more_than_one() {
+        let mut machine = nested();
+        machine.links[2].port_gb_s = Some(2.5);
+        let gather = |stride| {
+            let reach = Reach { ranks: 2, stride };
+            machine.collective(CollectiveKind::AllGather, Bytes(8_000_000), reach).unwrap().0
+        };
+        // Four rings get 2.5/4 GB/s each; 4 MB of 8.
+        assert_eq!(gather(4), 6_400_000);
+        // Two ranks that are 2 apart stay in a server.
+        assert_eq!(gather(2), 800_000);
+        // Two rings of four ranks would get 1.25 each, but a ring alone passes no more than 1: 6 MB.
+        let reach = Reach { ranks: 4, stride: 2 };
+        let two = machine.collective(CollectiveKind::AllGather, Bytes(8_000_000), reach);
+        assert_eq!(two, Ok(Nanoseconds(6_000_000)));
+    }
+
     #[test]
     fn every_figure_is_checked() {
         type Change = fn(&mut Machine);
-        let table: [(Change, &str); 11] = [
+        let table: [(Change, &str); 13] = [
             (
                 |m| m.device.interference = 0.9,
                 "`device.interference` must be at least 1 and at most 1e9, not 0.9",
@@ -366,9 +461,14 @@ mod tests {
                 |m| m.links[0].bandwidth_gb_s = f64::INFINITY,
                 "`link.bandwidth_gb_s` must be above 0 and at most 1e9, not inf",
             ),
+            (|m| m.links[0].port_gb_s = Some(0.0), "`link.port_gb_s` must be above 0 and at most 1e9, not 0"),
+            (
+                |m| m.links[1].port_gb_s = Some(0.5),
+                "`link.port_gb_s` of `outer` is 0.5, but one ring alone sends 1; a port carries at least that",
+            ),
             (
                 |m| m.links[0].estimates.push("speed".to_owned()),
-                "`link.estimates` names `speed`; it can name ranks, bandwidth_gb_s, latency_us",
+                "`link.estimates` names `speed`; it can name ranks, bandwidth_gb_s, port_gb_s, latency_us",
             ),
         ];
         assert_eq!(sample().check(), Ok(()));

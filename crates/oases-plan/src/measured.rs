@@ -4,10 +4,12 @@
 //! of sequences, or of bytes. Nothing is extrapolated, and nothing that is missing counts as zero. Exact by construction,
 //! and so never missing, are two things only: a collective of one rank, which does nothing, and the link time of a
 //! collective over a given link, which is a formula ([`Ring`]).
+//!
+//! Ranks were threads of one process when it was measured, so it does not matter how far apart those of a collective are.
 
 use oases_schedule::{Bytes, CollectiveKind, Operation};
 
-use crate::costs::{CollectiveTime, Costs};
+use crate::costs::{CollectiveTime, Costs, Reach};
 use crate::error::Error;
 use crate::link::Ring;
 use crate::profile::{MeasuredCollective, Profile};
@@ -69,7 +71,12 @@ impl Costs for ProfileCosts<'_> {
         Err(Error::NotMeasured { what: format!("`{operation}`{size} at TMP degree {tensor}"), measured })
     }
 
-    fn collective(&self, kind: CollectiveKind, bytes: Bytes, ranks: u32) -> Result<CollectiveTime, Error> {
+    fn collective(
+        &self,
+        kind: CollectiveKind,
+        bytes: Bytes,
+        Reach { ranks, .. }: Reach,
+    ) -> Result<CollectiveTime, Error> {
         if ranks <= 1 {
             return Ok(CollectiveTime::default());
         }
@@ -208,6 +215,12 @@ mod tests {
         }
         let error = costs.compute(Operation::Norm, 0, 2).unwrap_err().to_string();
         assert_eq!(error, "`norm` at TMP degree 2 was not measured; the profile has no such operation");
+        let reshard = "reshard backward".parse().unwrap();
+        let error = costs.compute(reshard, 4, 2).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "`reshard backward` of 4 sequences at TMP degree 2 was not measured; the profile has no such operation"
+        );
         assert_eq!(costs.compute(Operation::Step, 0, 2), Ok(Nanoseconds(2_000_000)));
     }
 
@@ -216,7 +229,7 @@ mod tests {
         let profile = sample();
         let reduce = |link, bytes, ranks| {
             ProfileCosts::new(&profile, link)
-                .collective(CollectiveKind::AllReduce, Bytes(bytes), ranks)
+                .collective(CollectiveKind::AllReduce, Bytes(bytes), Reach { ranks, stride: 4 })
                 .map(|time| (time.link.0, time.host.0))
                 .map_err(|error| error.to_string())
         };
@@ -230,7 +243,8 @@ mod tests {
         let message = "all_reduce of 6000 B over 4 ranks was not measured; the profile has no all_reduce over 4 ranks, \
                        only over 2";
         assert_eq!(reduce(None, 6000, 4), Err(message.to_owned()));
-        let gather = ProfileCosts::new(&profile, None).collective(CollectiveKind::AllGather, Bytes(1), 2);
+        let costs = ProfileCosts::new(&profile, None);
+        let gather = costs.collective(CollectiveKind::AllGather, Bytes(1), Reach::neighbours(2));
         assert_eq!(
             gather.unwrap_err().to_string(),
             "all_gather of 1 B over 2 ranks was not measured; the profile has no all_gather"

@@ -1,6 +1,7 @@
 //! Simulates a schedule on the two streams of one rank.
 //!
-//! Rules, each an absence of choice:
+//! All ranks of a TMP group run the same instructions on equal shards of equal shares, so one stands for all. Rules, each an
+//! absence of choice:
 //!
 //! 1. A compute instruction begins when the compute stream is free, and takes what it costs; where a collective runs, in as
 //!    far as the communication stream is busy when the instruction begins, [`Costs::interference`] times as long.
@@ -9,12 +10,18 @@
 //! 3. A `sync` ends when the collective is off the link and its arithmetic is done. A rank that waits does the arithmetic
 //!    of all collectives that have been started, the oldest first; what is left of this one's when the link is done with
 //!    it follows at once. With one collective in flight that is `max(end on the link, now + arithmetic)`.
+//! 4. An instruction on a block costs what [`Costs::compute`] says for the rank's share of the part at the degree of the block;
+//!    the loss, at that of the head; a `reshard`, on the side that it comes from.
+//! 5. `norm` and `step` cost, for each TMP degree among the blocks, that degree's share of the parameters times what all of
+//!    them cost at the degree ([`Plan::parameter_shares`]).
+//! 6. Where a collective joins only some of the ranks, all groups of its grouping run it at the same time, as one collective
+//!    of that [`Reach`]: what they take from each other is in its cost.
 
 use oases_schedule::{
-    Axis, Bytes, CollectiveId, CollectiveKind, Instruction, Plan, Schedule, collective_bytes,
+    Axis, Bytes, CollectiveId, CollectiveKind, Instruction, Operation, Plan, Schedule, collective_bytes,
 };
 
-use crate::costs::{CollectiveTime, Costs};
+use crate::costs::{CollectiveTime, Costs, Reach};
 use crate::error::Error;
 use crate::time::{Interval, Nanoseconds};
 use crate::timeline::{Bound, CollectiveRun, Timeline};
@@ -53,6 +60,35 @@ pub fn bound(schedule: &Schedule, plan: &Plan, costs: &dyn Costs) -> Result<Boun
     Ok(total(&charges(schedule, plan, costs)?))
 }
 
+/// What each instruction takes on the compute stream, alone: no time for `start` and `sync`. The first whose cost is not known
+/// is an error.
+pub fn durations(schedule: &Schedule, plan: &Plan, costs: &dyn Costs) -> Result<Vec<Nanoseconds>, Error> {
+    let duration = |(index, instruction): (usize, &Instruction)| {
+        let operands = &plan.operands[index];
+        match instruction.operation() {
+            None => Ok(Nanoseconds::ZERO),
+            Some(operation) if operation.is_on_part() => {
+                costs.compute(operation, operands.sequences as u32, operands.degree)
+            }
+            Some(operation) => on_parameters(operation, &plan.parameter_shares, costs),
+        }
+    };
+    schedule.instructions.iter().enumerate().map(duration).collect()
+}
+
+/// What takes as long as the rank has parameters, which it holds at several degrees.
+fn on_parameters(
+    operation: Operation,
+    shares: &[(u32, f64)],
+    costs: &dyn Costs,
+) -> Result<Nanoseconds, Error> {
+    let mut nanoseconds = 0.0;
+    for &(degree, share) in shares {
+        nanoseconds += share * costs.compute(operation, 0, degree)?.0 as f64;
+    }
+    Ok(Nanoseconds(nanoseconds.round() as u64))
+}
+
 /// What one instruction asks of the streams.
 #[derive(Clone, Copy)]
 enum Charge {
@@ -63,22 +99,17 @@ enum Charge {
 
 /// Asks for the cost of every instruction; the first that is not known is an error.
 fn charges(schedule: &Schedule, plan: &Plan, costs: &dyn Costs) -> Result<Vec<Charge>, Error> {
-    let Some(tensor) = schedule.layout.uniform_degree() else {
-        return Err(Error::Unsupported(format!("`{}` mixes TMP degrees", schedule.name)));
-    };
+    let durations = durations(schedule, plan, costs)?;
     let charge = |(index, instruction): (usize, &Instruction)| match *instruction {
-        Instruction::Start { collective, kind, axis: Axis::Tensor } => {
+        Instruction::Start { collective, kind, axis: Axis::Tensor, grouping } => {
             let bytes = collective_bytes(schedule, plan, index).expect("a start has a buffer");
-            let time = costs.named_collective(collective, kind, bytes, tensor)?;
+            let reach = Reach::of(grouping, schedule.layout.group());
+            let time = costs.named_collective(collective, kind, bytes, reach)?;
             Ok(Charge::Start { collective, kind, bytes, time })
         }
         Instruction::Start { .. } => Err(Error::Unsupported(format!("`{instruction}` leaves the TMP group"))),
         Instruction::Sync { collective } => Ok(Charge::Sync(collective)),
-        _ => {
-            let operation = instruction.operation().expect("all but `start` and `sync` compute");
-            let sequences = if operation.is_on_part() { plan.operands[index].sequences } else { 0 };
-            costs.compute(operation, sequences as u32, tensor).map(Charge::Compute)
-        }
+        _ => Ok(Charge::Compute(durations[index])),
     };
     schedule.instructions.iter().enumerate().map(charge).collect()
 }
@@ -96,7 +127,7 @@ fn total(charges: &[Charge]) -> Bound {
 
 /// What a computation of `duration` takes that begins while the communication stream is busy for `busy` more: until then it
 /// advances `interference` times slower. Nothing starts on that stream before the computation ends.
-fn stretched(duration: Nanoseconds, busy: Nanoseconds, interference: f64) -> Nanoseconds {
+pub(crate) fn stretched(duration: Nanoseconds, busy: Nanoseconds, interference: f64) -> Nanoseconds {
     if busy == Nanoseconds::ZERO || interference <= 1.0 {
         return duration;
     }

@@ -21,8 +21,7 @@ pub struct CollectiveRun {
     pub on_link: Interval,
 }
 
-/// A step of one rank on its two streams. Ranks of a TMP group run the same instructions on equal shards, so one stands
-/// for all.
+/// A step of one rank on its two streams, which stands for all ranks of a TMP group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Timeline {
     /// Name of the schedule.

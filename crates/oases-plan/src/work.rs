@@ -3,6 +3,10 @@
 //! Sizes come from the slots of the block ([`Model::slot_bytes`]); the tables below say how often an operator reads or
 //! writes each slot. Vectors (gains, biases, statistics of rows) and the weights that products read are not counted: the
 //! efficiency of a product is measured with its operands in memory.
+//!
+//! An operation is counted without its place in the chain. So a forward completes its input here even behind a border between
+//! TMP degrees, where the reshard has done so before, and a reshard copies all rows, of which a falling degree needs some: both
+//! err upwards, by at most three and two passes over a block's input.
 
 use oases_schedule::{Direction, Extent, Family, Model, Operation, Products, Scope, Slot, Workspace};
 
@@ -51,6 +55,11 @@ const EMBED: Operator = &[(Slot::Output, 2)];
 const STATISTICS: Operator = &[(Slot::Logits, 1)];
 const CROSS_ENTROPY: Operator = &[(Slot::Output, 1)];
 
+/// Rows for the other TMP degree, behind a completed input or gradient.
+const COPY: Operator = &[(Slot::Resharded, 2)];
+
+/// Upstream plus reduced gradient, in place of the gradient.
+const GRADIENT_JOIN: Operator = &[(Slot::Gradient, 2), (Slot::Upstream, 1)];
 /// Adds the upstream gradient in place; behind dropout there is a second output.
 const JOIN_BACKWARD: Operator = &[(Slot::Gradient, 2), (Slot::Upstream, 1), (Slot::BranchGradient, 1)];
 const OUT_BIAS_BACKWARD: Operator = &[(Slot::Gradient, 1)];
@@ -80,11 +89,12 @@ pub fn work(model: &Model, operation: Operation, sequences: u32, tensor: u32) ->
         Operation::Tail(Direction::Forward, _, of, _) => count.piece(of, |products| products.last),
         Operation::Tail(Direction::Backward, _, of, _) => {
             // The normalisation of these rows follows.
-            let mut count = count.piece(of, |products| products.first).operator(NORM_BACKWARD);
-            count.work.backward = true;
+            let count = count.in_backward().piece(of, |products| products.first).operator(NORM_BACKWARD);
             let rest = count.elements_of(Slot::Input) * 3 * (u64::from(of) - 1) / u64::from(of);
             count.without(rest)
         }
+        Operation::Reshard(Direction::Forward) => count.operator(JOIN).operator(COPY),
+        Operation::Reshard(Direction::Backward) => count.in_backward().operator(GRADIENT_JOIN).operator(COPY),
         Operation::Loss => count.operator(CROSS_ENTROPY),
         Operation::Backward(_, scope) => count.backward(scope),
         // The square of each gradient.
@@ -130,12 +140,11 @@ impl Count<'_> {
     }
 
     /// Each product has two in backward, one for the gradient of each operand.
-    fn backward(mut self, scope: Scope) -> Self {
-        self.work.backward = true;
-        if self.family == Family::Embed {
-            return self.operator(JOIN_BACKWARD).operator(POSITIONS_BACKWARD).operator(EMBED_BACKWARD);
+    fn backward(self, scope: Scope) -> Self {
+        let mut count = self.in_backward();
+        if count.family == Family::Embed {
+            return count.operator(JOIN_BACKWARD).operator(POSITIONS_BACKWARD).operator(EMBED_BACKWARD);
         }
-        let mut count = self;
         if scope != Scope::Weight {
             count = count.inner_gradients();
         }
@@ -147,6 +156,11 @@ impl Count<'_> {
             count = count.product(1, first).operator(NORM_BACKWARD);
         }
         count
+    }
+
+    fn in_backward(mut self) -> Self {
+        self.work.backward = true;
+        self
     }
 
     /// From the gradient of the output to that of the column-parallel product.
@@ -251,6 +265,8 @@ mod tests {
         operations.extend([
             Operation::Recompute(Family::Attn, Extent::Core),
             Operation::Forward(Family::Head, Extent::Output),
+            Operation::Reshard(Direction::Forward),
+            Operation::Reshard(Direction::Backward),
         ]);
         operations
     }
@@ -308,6 +324,13 @@ mod tests {
         assert_eq!(of(Operation::Forward(Family::Head, Extent::Output)).elements, 5 * x + logits);
         assert_eq!(of(Operation::Backward(Family::Head, Scope::All)).elements, 3 * x + 2 * logits);
         assert_eq!(of(Operation::Loss).elements, 2 * n * 3);
+        // Join 3 and copy 2, in both directions, whatever the degree; each is an operator.
+        for direction in [Direction::Forward, Direction::Backward] {
+            let reshard = of(Operation::Reshard(direction));
+            assert_eq!((reshard.elements, reshard.operators), (5 * x, 2));
+            assert_eq!(reshard.backward, direction == Direction::Backward);
+            assert_eq!(work(&model, Operation::Reshard(direction), 2, 1), reshard);
+        }
         // A second gradient behind dropout.
         let dropout = Model { dropout: 0.1, ..model };
         assert_eq!(

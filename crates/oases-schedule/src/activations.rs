@@ -51,6 +51,8 @@ pub enum Slot {
     ActivationGradient,
     /// A reduced output whose pieces are columns, put together. `[n, h]`
     Joined,
+    /// The block's input, or in backward its gradient, for the other TMP degree. `[n', h]`
+    Resharded,
     /// Tiles of the attention kernel.
     Workspace,
 }
@@ -177,6 +179,7 @@ impl Model {
             | Slot::Residual
             | Slot::Output
             | Slot::Joined
+            | Slot::Resharded
             | Slot::Normalized
             | Slot::Upstream
             | Slot::Gradient
@@ -219,7 +222,7 @@ impl Model {
             Operation::Backward(_, Scope::Input) => first + 2 * core + last,
             Operation::Backward(_, Scope::Weight) => first + last,
             Operation::Backward(_, Scope::Body) => first + 2 * core + 2 * last,
-            Operation::Loss | Operation::Norm | Operation::Step => 0,
+            Operation::Reshard(_) | Operation::Loss | Operation::Norm | Operation::Step => 0,
         })
     }
 

@@ -4,6 +4,7 @@
 mod backward;
 mod collectives;
 mod forward;
+mod reshard;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -118,7 +119,10 @@ impl<'a> Dataflow<'a> {
                     self.backward_weight(block, part)
                 }
                 Instruction::Backward { block, part, scope } => self.backward(block, part, scope),
-                Instruction::Start { collective, kind, axis } => self.start(collective, kind, axis),
+                Instruction::Reshard { pass, block, part } => self.reshard(pass, block, part),
+                Instruction::Start { collective, kind, axis, grouping } => {
+                    self.start(collective, kind, (axis, grouping));
+                }
                 Instruction::Sync { collective } => self.sync(collective),
                 Instruction::Norm => self.norm(),
                 Instruction::Step => self.step(),
@@ -212,8 +216,7 @@ impl<'a> Dataflow<'a> {
 
     fn names_exist(&mut self, instruction: &Instruction) -> bool {
         let block = instruction.block().or(match *instruction {
-            Instruction::Start { collective: CollectiveId::Block { block, .. }, .. }
-            | Instruction::Sync { collective: CollectiveId::Block { block, .. } } => Some(block),
+            Instruction::Start { collective, .. } | Instruction::Sync { collective } => collective.block(),
             _ => None,
         });
         if let Some(block) = block.filter(|&block| self.schedule.position(block).is_none()) {

@@ -201,10 +201,41 @@ pub enum CollectiveId {
         /// Which piece, where the product before it is cut.
         piece: Option<Piece>,
     },
+    /// `f.attn.3.m0.a:in`: the input of a block (in backward its gradient), where the TMP degree changes before the block.
+    Reshard {
+        /// In which pass.
+        pass: Pass,
+        /// The block before which the degree changes.
+        block: BlockId,
+        /// For which part of the batch.
+        part: PartId,
+    },
+    /// `g.attn.3`: the gradients of a block's parameters, over the replicas of the block.
+    Replicas(BlockId),
     /// `g.0`: a bucket of parameter gradients.
     Gradients(u32),
     /// `norm`: the square of the gradient norm.
     Norm,
+}
+
+impl CollectiveId {
+    /// The part of the batch that it belongs to, if to one.
+    pub fn part(self) -> Option<PartId> {
+        match self {
+            CollectiveId::Block { part, .. } | CollectiveId::Reshard { part, .. } => Some(part),
+            CollectiveId::Replicas(_) | CollectiveId::Gradients(_) | CollectiveId::Norm => None,
+        }
+    }
+
+    /// The block that it belongs to, if to one.
+    pub fn block(self) -> Option<BlockId> {
+        match self {
+            CollectiveId::Block { block, .. }
+            | CollectiveId::Reshard { block, .. }
+            | CollectiveId::Replicas(block) => Some(block),
+            CollectiveId::Gradients(_) | CollectiveId::Norm => None,
+        }
+    }
 }
 
 impl fmt::Display for CollectiveId {
@@ -214,6 +245,8 @@ impl fmt::Display for CollectiveId {
                 write!(f, "{}.{block}.{part}", pass.letter())?;
                 piece.map_or(Ok(()), |piece| write!(f, ":{piece}"))
             }
+            CollectiveId::Reshard { pass, block, part } => write!(f, "{}.{block}.{part}:in", pass.letter()),
+            CollectiveId::Replicas(block) => write!(f, "g.{block}"),
             CollectiveId::Gradients(bucket) => write!(f, "g.{bucket}"),
             CollectiveId::Norm => write!(f, "norm"),
         }
@@ -233,18 +266,23 @@ impl FromStr for CollectiveId {
             "f" => Pass::Forward,
             "r" => Pass::Recompute,
             "b" => Pass::Backward,
-            "g" => return parse_number(rest).map(CollectiveId::Gradients).ok_or_else(bad),
+            "g" => {
+                let bucket = parse_number(rest).map(CollectiveId::Gradients);
+                return bucket.or_else(|| rest.parse().ok().map(CollectiveId::Replicas)).ok_or_else(bad);
+            }
             _ => return Err(bad()),
         };
-        let (rest, piece) = match rest.split_once(':') {
-            None => (rest, None),
-            Some((rest, piece)) => (rest, Some(piece.parse()?)),
-        };
+        let (rest, suffix) = rest.split_once(':').map_or((rest, None), |(rest, suffix)| (rest, Some(suffix)));
         // A block name has one segment (`embed`, `head`) or two (`attn.0`, `mlp.0`); the part follows.
         let named = rest.starts_with("attn.") || rest.starts_with("mlp.");
         let (at, _) = rest.match_indices('.').nth(usize::from(named)).ok_or_else(bad)?;
         let (block, part) = rest.split_at(at);
-        Ok(CollectiveId::Block { pass, block: block.parse()?, part: part[1..].parse()?, piece })
+        let (block, part) = (block.parse()?, part[1..].parse()?);
+        Ok(match suffix {
+            Some("in") => CollectiveId::Reshard { pass, block, part },
+            Some(piece) => CollectiveId::Block { pass, block, part, piece: Some(piece.parse()?) },
+            None => CollectiveId::Block { pass, block, part, piece: None },
+        })
     }
 }
 
@@ -268,7 +306,11 @@ mod tests {
             "b.mlp.12.m3",
             "r.head.m0.b",
             "f.embed.m10.z",
+            "f.attn.12.m0.a:in",
+            "b.head.m3:in",
             "g.7",
+            "g.attn.3",
+            "g.embed",
             "norm",
         ] {
             assert_eq!(text.parse::<CollectiveId>().unwrap().to_string(), text);

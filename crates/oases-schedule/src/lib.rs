@@ -32,7 +32,7 @@ pub use mesh::{Axis, Coordinates, Grouping, Layout, Mesh};
 pub use model::{Activation, Mask, Model, ModelError, NormKind, NormPlacement, Positions, divisors};
 pub use operation::{Direction, Family, Operation};
 pub use parameters::{GradientKind, Init, Parameter, Role, Shard};
-pub use passes::{Request, Variant};
+pub use passes::{Keeps, Request, Variant};
 pub use schedule::{CollectiveKind, Extent, Instruction, Keep, Part, Schedule, Scope};
 pub use statics::{Placed, Purpose, Statics};
 pub use text::ParseError;

@@ -75,8 +75,10 @@ pub struct Operands {
     pub part: usize,
     /// Index of the part's first sequence in the step.
     pub first_sequence: usize,
-    /// Sequences of the part.
+    /// Sequences of the part on one rank: its share where the block has replicas.
     pub sequences: usize,
+    /// TMP degree of the block; of the group for what is on none.
+    pub degree: u32,
 }
 
 impl Operands {
@@ -104,6 +106,10 @@ pub struct Plan {
     pub live_bytes: Bytes,
     /// The instruction at which most bytes are alive.
     pub peak_instruction: usize,
+    /// For each TMP degree among the blocks, ascending: the elements of parameters that a rank holds of the blocks with that
+    /// degree, over those that it would hold of all blocks if all had it. What takes as long as a rank has parameters takes
+    /// the sum of these times what it takes at each degree.
+    pub parameter_shares: Vec<(u32, f64)>,
 }
 
 impl Plan {
@@ -126,11 +132,7 @@ pub fn plan(schedule: &Schedule, statics: &Statics, workspace: Workspace) -> Pla
     let violations = verify(schedule);
     assert!(violations.is_empty(), "schedule `{}` does not verify: {}", schedule.name, violations[0]);
     assert!(!schedule.trains() || statics.purpose == Purpose::Training, "a training step needs gradients");
-    assert_eq!(
-        schedule.layout.uniform_degree(),
-        Some(statics.tensor),
-        "schedule and arena differ in TMP degree"
-    );
+    assert_eq!(schedule.layout, statics.layout, "schedule and arena differ in their TMP degrees");
     let room = statics.tokens.bytes / statics.model.sequence / size_of::<u32>();
     assert!(schedule.batch() as usize <= room, "{} sequences in room for {room}", schedule.batch());
 
@@ -191,7 +193,7 @@ impl<'a> Walk<'a> {
                 }
                 Touch::Create(value, slot) => {
                     let kind = match value {
-                        Value::Gradient(..) => BufferKind::Gradients,
+                        Value::Gradient(..) | Value::Resharded(..) => BufferKind::Gradients,
                         _ => BufferKind::Inputs,
                     };
                     self.create(index, kind, slot, Some(value));
@@ -234,6 +236,10 @@ impl<'a> Walk<'a> {
             }
             _ => false,
         };
+        let block = at(self.schedule, instruction);
+        let share = block.and_then(|block| self.schedule.share(block, parts[part].id));
+        let share = share.unwrap_or(parts[part].sequences);
+        let degree = block.map_or(self.schedule.layout.group(), |block| self.schedule.degree(block));
         Operands {
             spans: [Span::default(); Slot::COUNT],
             joins: 0,
@@ -241,7 +247,8 @@ impl<'a> Walk<'a> {
             piece: None,
             part,
             first_sequence: parts[..part].iter().map(|part| part.sequences as usize).sum(),
-            sequences: parts[part].sequences as usize,
+            sequences: share as usize,
+            degree,
         }
     }
 
@@ -249,7 +256,8 @@ impl<'a> Walk<'a> {
         match collective {
             CollectiveId::Gradients(_) => self.statics.partial_gradients(),
             CollectiveId::Norm => self.statics.norm,
-            CollectiveId::Block { .. } => Span::default(),
+            CollectiveId::Replicas(block) => self.statics.replicated_gradients(block),
+            CollectiveId::Block { .. } | CollectiveId::Reshard { .. } => Span::default(),
         }
     }
 
@@ -263,10 +271,16 @@ impl<'a> Walk<'a> {
         let instruction = &self.schedule.instructions[index];
         let operation = instruction.operation().expect("only what computes writes buffers");
         let part = instruction.part().expect("only instructions on parts write buffers");
-        let sequences = self.schedule.sequences(part).expect("a part of the batch") as usize;
+        let block = match (*instruction, slot) {
+            (Instruction::Reshard { pass, block, .. }, Slot::Resharded) => {
+                self.schedule.resharded(pass, block)[1]
+            }
+            _ => at(self.schedule, instruction).expect("what writes buffers is on a block"),
+        };
+        let sequences = self.schedule.share(block, part).expect("a part of the batch") as usize;
         let tokens = sequences * self.statics.model.sequence;
-        let bytes =
-            self.statics.model.slot_bytes(operation, slot, tokens, self.statics.tensor, self.workspace);
+        let degree = self.schedule.degree(block);
+        let bytes = self.statics.model.slot_bytes(operation, slot, tokens, degree, self.workspace);
         if bytes.0 == 0 {
             return;
         }
@@ -319,8 +333,24 @@ impl<'a> Walk<'a> {
             bytes: Bytes(bytes as u64),
             live_bytes: Bytes((base + live) as u64),
             peak_instruction,
+            parameter_shares: parameter_shares(self.statics),
         }
     }
+}
+
+/// What [`Plan::parameter_shares`] holds.
+fn parameter_shares(statics: &Statics) -> Vec<(u32, f64)> {
+    let degrees: BTreeSet<u32> = statics.layout.degrees().iter().copied().collect();
+    let share = |degree: u32| {
+        let (mut own, mut all) = (0, 0);
+        for parameter in &statics.parameters {
+            let elements = parameter.local_elements(degree);
+            all += elements;
+            own += if statics.degree(parameter.block) == degree { elements } else { 0 };
+        }
+        (degree, own as f64 / all as f64)
+    };
+    degrees.into_iter().map(share).collect()
 }
 
 /// The instruction at which most bytes are alive, and how many.
@@ -340,12 +370,22 @@ fn most_alive(buffers: &[Buffer], instructions: usize) -> (usize, usize) {
     (peak.0, peak.1 as usize)
 }
 
+/// The block whose degree and share an instruction works with. The loss is the head's; what is resharded is read as it was.
+fn at(schedule: &Schedule, instruction: &Instruction) -> Option<BlockId> {
+    match *instruction {
+        Instruction::Reshard { pass, block, .. } => Some(schedule.resharded(pass, block)[0]),
+        Instruction::Loss { .. } => Some(BlockId::Head),
+        Instruction::Start { collective, .. } | Instruction::Sync { collective } => collective.block(),
+        _ => instruction.block(),
+    }
+}
+
 /// The slot under which a value's single buffer is remembered.
 fn home(value: Value) -> Slot {
     match value {
-        Value::Input(..) => Slot::Input,
+        Value::Input(..) | Value::Leaving(..) => Slot::Input,
         Value::Output(..) => Slot::Output,
-        Value::Gradient(..) => Slot::InputGradient,
+        Value::Gradient(..) | Value::Resharded(..) => Slot::InputGradient,
         Value::Inside(..) => unreachable!("what lives inside a block has a buffer per slot"),
     }
 }
@@ -376,4 +416,37 @@ fn piece_of(whole: Span, piece: Piece, tokens: usize, hidden: usize) -> Span {
 pub fn collective_bytes(schedule: &Schedule, plan: &Plan, instruction: usize) -> Option<Bytes> {
     let Instruction::Start { .. } = schedule.instructions[instruction] else { return None };
     Some(Bytes(plan.operands[instruction].span(Slot::Output).bytes as u64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mesh::Layout;
+    use crate::model::Model;
+
+    /// One layer, h = 16, f = 64, 8 positions, 32 tokens, untied. At degree t a rank holds 32·16/t + 8·16 elements of the
+    /// embedding and 2·16 + 32·16/t of the head; of attention 2·16 + (3·16·16 + 3·16)/t + 16·16/t + 16, and of the MLP
+    /// 2·16 + (16·64 + 64)/t + 64·16/t + 16.
+    #[test]
+    fn shares_of_parameters_by_hand() {
+        let model = Model { tied: false, ..Model::gpt(1, 16, 4, 8, 32) };
+        let shares = |text: &str| {
+            let layout = Layout::parse(text, 4).unwrap();
+            parameter_shares(&Statics::new(&model, &layout, Purpose::Training, 4, 1))
+        };
+        assert_eq!([shares("2"), shares("2 of 8")], [[(2, 1.0)], [(2, 1.0)]]);
+        let at = |t: f64| [512.0 / t + 128.0, 1072.0 / t + 48.0, 2112.0 / t + 48.0, 32.0 + 512.0 / t];
+        let all = |t: f64| at(t).iter().sum::<f64>();
+        let expected = [
+            (1, at(1.0)[1] / all(1.0)),
+            (2, at(2.0)[2] / all(2.0)),
+            (4, (at(4.0)[0] + at(4.0)[3]) / all(4.0)),
+        ];
+        let found = shares("4*1 1*1 2*1 4*1");
+        assert_eq!(found.len(), 3);
+        for ((degree, share), (expected_degree, expected)) in found.into_iter().zip(expected) {
+            assert_eq!(degree, expected_degree);
+            assert!((share - expected).abs() < 1e-15, "{degree}: {share} instead of {expected}");
+        }
+    }
 }

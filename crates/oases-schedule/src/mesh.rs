@@ -1,5 +1,9 @@
 //! How ranks are arranged: the mesh of parallel axes, and the TMP degree of every block.
 
+use std::fmt;
+
+use crate::ids::parse_number;
+
 /// An axis of the mesh. `axis` is always the mesh; a tensor has dimensions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Axis {
@@ -93,6 +97,16 @@ impl Grouping {
         if size == ranks { Grouping::Whole } else { Grouping::Cut { size, stride } }
     }
 
+    /// Reads what stands behind the name of the axis: nothing, `:2` for neighbours in twos, `:2/4` for twos that are 4 apart.
+    pub(crate) fn parse(text: &str) -> Option<Grouping> {
+        let Some(cut) = text.strip_prefix(':') else { return text.is_empty().then_some(Grouping::Whole) };
+        let (size, stride) = match cut.split_once('/') {
+            Some((size, stride)) => (size, parse_number(stride).filter(|&stride| stride > 1)?),
+            None => (cut, 1),
+        };
+        Some(Grouping::Cut { size: parse_number(size)?, stride })
+    }
+
     /// Whether it cuts an axis of `ranks` into whole groups.
     pub fn fits(self, ranks: u32) -> bool {
         let Grouping::Cut { size, stride } = self else { return true };
@@ -148,23 +162,43 @@ impl Grouping {
     }
 }
 
-/// The TMP degree of every block of the chain.
+impl fmt::Display for Grouping {
+    /// What stands behind the name of the axis.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Grouping::Whole => Ok(()),
+            Grouping::Cut { size, stride: 1 } => write!(f, ":{size}"),
+            Grouping::Cut { size, stride } => write!(f, ":{size}/{stride}"),
+        }
+    }
+}
+
+/// The TMP degree of every block of the chain, inside a group of ranks.
+///
+/// A block of degree t is replicated g/t times in a group of g: neighbouring ranks share a replica, and replica r computes on
+/// share r of every part of the batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
+    group: u32,
     degrees: Vec<u32>,
 }
 
 impl Layout {
-    /// The same degree for all `blocks` blocks.
+    /// The same degree for all `blocks` blocks, in a group of as many ranks.
     pub fn uniform(degree: u32, blocks: usize) -> Layout {
-        assert!(degree > 0 && blocks > 0, "a layout has at least one block, of degree at least 1");
-        Layout { degrees: vec![degree; blocks] }
+        Layout::new(degree, vec![degree; blocks])
     }
 
-    /// One degree per block of the chain.
-    pub fn mixed(degrees: Vec<u32>) -> Layout {
-        assert!(!degrees.is_empty() && !degrees.contains(&0), "a layout has blocks, of degree at least 1");
-        Layout { degrees }
+    /// One degree per block of the chain, in a group of `group` ranks.
+    pub fn new(group: u32, degrees: Vec<u32>) -> Layout {
+        assert!(group > 0 && !degrees.is_empty(), "a layout has blocks, in a group of at least one rank");
+        assert!(!degrees.contains(&0), "a degree is at least 1");
+        Layout { group, degrees }
+    }
+
+    /// Ranks of the group.
+    pub fn group(&self) -> u32 {
+        self.group
     }
 
     /// Degree of the block at `position` in the chain.
@@ -172,11 +206,110 @@ impl Layout {
         self.degrees[position]
     }
 
+    /// The degrees of all blocks.
+    pub fn degrees(&self) -> &[u32] {
+        &self.degrees
+    }
+
     /// The one degree of all blocks, or `None` for a mixed layout.
     pub fn uniform_degree(&self) -> Option<u32> {
         let first = self.degrees[0];
         self.degrees.iter().all(|&degree| degree == first).then_some(first)
     }
+
+    /// What the sequences of every part must be a multiple of, so that all replicas of a block get as many. Degrees that do
+    /// not divide the group, which [`Layout::check`] refuses, do not count.
+    pub fn granularity(&self) -> u32 {
+        let sound = self.degrees.iter().filter(|&&degree| self.group.is_multiple_of(degree));
+        sound.map(|degree| self.group / degree).fold(1, least_common_multiple)
+    }
+
+    /// Why ranks cannot be arranged like this.
+    pub fn check(&self) -> Result<(), String> {
+        let group = self.group;
+        if let Some(degree) = self.degrees.iter().find(|&&degree| !group.is_multiple_of(degree)) {
+            return Err(format!("degree {degree} does not divide the group of {group} ranks"));
+        }
+        let nested = |pair: &[u32]| pair[0].max(pair[1]).is_multiple_of(pair[0].min(pair[1]));
+        if let Some(pair) = self.degrees.windows(2).find(|pair| !nested(pair)) {
+            return Err(format!(
+                "neighbouring blocks have degrees {} and {}: one must divide the other",
+                pair[0], pair[1]
+            ));
+        }
+        if self.degrees.first() != self.degrees.last() {
+            return Err("embedding and head must have one degree, since they may share a table".to_owned());
+        }
+        Ok(())
+    }
+
+    /// Reads the text form for a chain of `blocks` blocks: `2`, `8*16 4*10`, or `2 of 8` for a group larger than any degree.
+    pub fn parse(text: &str, blocks: usize) -> Result<Layout, String> {
+        let words: Vec<&str> = text.split_whitespace().collect();
+        let (runs, group) = match words.as_slice() {
+            [runs @ .., "of", group] => (runs, Some(degree(group)?)),
+            runs => (runs, None),
+        };
+        let degrees = match runs {
+            [all] if !all.contains('*') => vec![degree(all)?; blocks],
+            runs => degree_runs(runs, blocks)?,
+        };
+        let group = group.unwrap_or_else(|| degrees.iter().copied().max().unwrap_or(1));
+        Ok(Layout::new(group, degrees))
+    }
+
+    /// The degrees by runs, whatever they are: `8*16 4*10`.
+    pub fn runs(&self) -> String {
+        let runs = self.degrees.chunk_by(|left, right| left == right);
+        let runs: Vec<String> = runs.map(|run| format!("{}*{}", run[0], run.len())).collect();
+        runs.join(" ")
+    }
+}
+
+impl fmt::Display for Layout {
+    /// The text form, run-length coded.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.uniform_degree() {
+            Some(degree) => write!(f, "{degree}")?,
+            None => f.write_str(&self.runs())?,
+        }
+        let highest = self.degrees.iter().max();
+        if highest == Some(&self.group) { Ok(()) } else { write!(f, " of {}", self.group) }
+    }
+}
+
+fn degree(text: &str) -> Result<u32, String> {
+    parse_number(text).filter(|&degree| degree > 0).ok_or_else(|| bad_run(text))
+}
+
+/// Of two divisors of one number, so that it cannot be too great for one.
+fn least_common_multiple(left: u32, right: u32) -> u32 {
+    let (mut divisor, mut rest) = (left, right);
+    while rest > 0 {
+        (divisor, rest) = (rest, divisor % rest);
+    }
+    left / divisor * right
+}
+
+fn degree_runs(runs: &[&str], blocks: usize) -> Result<Vec<u32>, String> {
+    let mut degrees = Vec::new();
+    for run in runs {
+        let (value, count) = run.split_once('*').ok_or_else(|| bad_run(run))?;
+        let value = degree(value)?;
+        let count = parse_number(count).ok_or_else(|| bad_run(run))? as usize;
+        if count > blocks - degrees.len() {
+            return Err(format!("the degrees cover more than the {blocks} blocks of the chain"));
+        }
+        degrees.extend(std::iter::repeat_n(value, count));
+    }
+    match degrees.len() == blocks {
+        true => Ok(degrees),
+        false => Err(format!("the degrees cover {} of the {blocks} blocks of the chain", degrees.len())),
+    }
+}
+
+fn bad_run(run: &str) -> String {
+    format!("`{run}` is not a TMP degree (like 2, or 8*16 for 16 blocks of degree 8)")
 }
 
 #[cfg(test)]

@@ -54,6 +54,8 @@ pub enum Operation {
     Recompute(Family, Extent),
     /// `forward mlp tail 4`: one of four pieces, by columns `4c`. A recomputation's tail is the same as a forward's.
     Tail(Direction, Family, u8, Cut),
+    /// `reshard forward`, `reshard backward`: between two TMP degrees. On the sequences of the side that it comes from.
+    Reshard(Direction),
     /// `loss`
     Loss,
     /// `backward attn`, `backward attn body`, `backward_input attn`, `backward_weight attn`
@@ -73,6 +75,21 @@ pub enum Direction {
     Backward,
 }
 
+impl From<Pass> for Direction {
+    fn from(pass: Pass) -> Direction {
+        if pass == Pass::Backward { Direction::Backward } else { Direction::Forward }
+    }
+}
+
+impl Direction {
+    fn name(self) -> &'static str {
+        match self {
+            Direction::Forward => "forward",
+            Direction::Backward => "backward",
+        }
+    }
+}
+
 impl Operation {
     /// Whether its duration depends on the number of sequences; otherwise only on the parameters.
     pub fn is_on_part(self) -> bool {
@@ -87,7 +104,7 @@ impl Operation {
             | Operation::Tail(_, family, _, _)
             | Operation::Backward(family, _) => Some(family),
             Operation::Loss => Some(Family::Head),
-            Operation::Norm | Operation::Step => None,
+            Operation::Reshard(_) | Operation::Norm | Operation::Step => None,
         }
     }
 }
@@ -99,9 +116,9 @@ impl Instruction {
             Instruction::Forward { block, extent, .. } => Operation::Forward(block.into(), extent),
             Instruction::Recompute { block, extent, .. } => Operation::Recompute(block.into(), extent),
             Instruction::Tail { pass, block, piece, .. } => {
-                let direction = if pass == Pass::Backward { Direction::Backward } else { Direction::Forward };
-                Operation::Tail(direction, block.into(), piece.of, piece.cut)
+                Operation::Tail(pass.into(), block.into(), piece.of, piece.cut)
             }
+            Instruction::Reshard { pass, .. } => Operation::Reshard(pass.into()),
             Instruction::Loss { .. } => Operation::Loss,
             Instruction::Backward { block, scope, .. } => Operation::Backward(block.into(), scope),
             Instruction::Norm => Operation::Norm,
@@ -128,10 +145,11 @@ impl fmt::Display for Operation {
                 extent(f, far, Extent::Saved)
             }
             Operation::Tail(direction, family, of, cut) => {
-                let pass = if direction == Direction::Forward { "forward" } else { "backward" };
+                let pass = direction.name();
                 let unit = if cut == Cut::Rows { "" } else { "c" };
                 write!(f, "{pass} {} tail {of}{unit}", family.name())
             }
+            Operation::Reshard(direction) => write!(f, "reshard {}", direction.name()),
             Operation::Loss => write!(f, "loss"),
             Operation::Backward(family, scope) => match scope {
                 Scope::All => write!(f, "backward {}", family.name()),
@@ -173,6 +191,8 @@ impl FromStr for Operation {
             ["recompute", name, "core"] => Operation::Recompute(family(name)?, Extent::Core),
             ["recompute", name, "body"] => Operation::Recompute(family(name)?, Extent::Body),
             ["recompute", name, "output"] => Operation::Recompute(family(name)?, Extent::Output),
+            ["reshard", "forward"] => Operation::Reshard(Direction::Forward),
+            ["reshard", "backward"] => Operation::Reshard(Direction::Backward),
             ["loss"] => Operation::Loss,
             ["backward", name] => Operation::Backward(family(name)?, Scope::All),
             ["backward", name, "body"] => Operation::Backward(family(name)?, Scope::Body),
@@ -203,6 +223,8 @@ mod tests {
             "backward_weight head",
             "backward mlp body",
             "backward head",
+            "reshard forward",
+            "reshard backward",
             "loss",
             "norm",
         ] {

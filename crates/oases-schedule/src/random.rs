@@ -12,7 +12,6 @@ use crate::ids::{BlockId, CollectiveId, Cut, PartId, Pass, Piece};
 use crate::mesh::Axis;
 use crate::passes::{Request, VARIANTS};
 use crate::schedule::{Extent, Instruction, Keep, Schedule, Scope};
-use crate::value::expected_kind;
 use crate::verify::verify;
 
 /// Candidates that [`schedule`] looks at before it gives up.
@@ -21,7 +20,7 @@ const ATTEMPTS: u64 = 100;
 /// A valid training schedule, the same for the same seed and request.
 ///
 /// # Panics
-/// If 100 candidates in a row do not verify, or if `request` has no one TMP degree.
+/// If 100 candidates in a row do not verify.
 pub fn schedule(seed: u64, request: &Request) -> Schedule {
     (0..ATTEMPTS)
         .map(|attempt| candidate(seed.wrapping_add(attempt << 48), request))
@@ -32,14 +31,12 @@ pub fn schedule(seed: u64, request: &Request) -> Schedule {
 /// One draw that should be valid, not verified.
 pub fn candidate(seed: u64, request: &Request) -> Schedule {
     let mut numbers = Numbers::new(seed);
-    let degree = request.layout.uniform_degree().expect("one TMP degree for all blocks");
-    let mut step = Graph { degree, ..Graph::default() };
     let plain = VARIANTS[0].build(request);
+    let mut step = Graph::new(&plain);
     let backwards: Vec<Vec<Backward>> =
         plain.parts.iter().map(|part| add_part(&mut step, &plain, part.id, &mut numbers)).collect();
     add_order(&mut step, &plain, &backwards);
-    let last = backwards.iter().flatten().flat_map(|backward| [backward.input, backward.weight]).collect();
-    add_end(&mut step, last);
+    add_end(&mut step, &plain, &backwards);
     let instructions = step.draw_order(&mut numbers);
     Schedule { name: format!("random {seed}"), instructions, ..plain }
 }
@@ -129,12 +126,13 @@ struct Backward {
 }
 
 /// Adds everything on one part up to its gradients; returns its backwards, in the order of the chain.
-fn add_part(step: &mut Graph, schedule: &Schedule, part: PartId, numbers: &mut Numbers) -> Vec<Backward> {
+fn add_part(step: &mut Graph<'_>, schedule: &Schedule, part: PartId, numbers: &mut Numbers) -> Vec<Backward> {
     let policies = policies(schedule, numbers);
     let chain: Vec<BlockId> = schedule.chain().collect();
     let mut forwards: Vec<Ends> = Vec::new();
     for (&block, policy) in chain.iter().zip(&policies) {
-        let input = forwards.last().map(|before| before.ready.clone()).unwrap_or_default();
+        let mut input = forwards.last().map(|before| before.ready.clone()).unwrap_or_default();
+        step.add_border(Pass::Forward, block, part, &mut input);
         let keep = policy.keep;
         let inner = matches!(block, BlockId::Attn(_) | BlockId::Mlp(_));
         forwards.push(match inner && numbers.one_in(4) {
@@ -166,6 +164,9 @@ fn add_part(step: &mut Graph, schedule: &Schedule, part: PartId, numbers: &mut N
             after.push(forwards[index + 1].own);
         }
         let block = chain[index];
+        if keep == Keep::Nothing {
+            step.add_border(Pass::Recompute, block, part, &mut after);
+        }
         rebuilt.push(Some(match extent == Extent::Output && numbers.one_in(4) {
             false => step.add_reduced(Instruction::Recompute { block, part, extent }, after),
             true => {
@@ -181,6 +182,7 @@ fn add_part(step: &mut Graph, schedule: &Schedule, part: PartId, numbers: &mut N
         let after: Vec<usize> = rebuilt.iter().map(|rebuilt| rebuilt.own).chain(gradient).collect();
         let backward = add_backward(step, block, part, after, numbers);
         gradient = backward.ready.clone();
+        step.add_border(Pass::Backward, block, part, &mut gradient);
         backwards.push(backward);
     }
     backwards.reverse();
@@ -189,7 +191,7 @@ fn add_part(step: &mut Graph, schedule: &Schedule, part: PartId, numbers: &mut N
 
 /// A backward as a whole, in its two halves, or with its last product in pieces.
 fn add_backward(
-    step: &mut Graph,
+    step: &mut Graph<'_>,
     block: BlockId,
     part: PartId,
     after: Vec<usize>,
@@ -214,7 +216,7 @@ fn add_backward(
 }
 
 /// Gradients are added up in sample order, and in each micro-batch the embedding's after the head's.
-fn add_order(step: &mut Graph, schedule: &Schedule, backwards: &[Vec<Backward>]) {
+fn add_order(step: &mut Graph<'_>, schedule: &Schedule, backwards: &[Vec<Backward>]) {
     for pair in backwards.windows(2) {
         for (earlier, later) in pair[0].iter().zip(&pair[1]) {
             step.depend(later.first, earlier.input);
@@ -233,12 +235,18 @@ fn add_order(step: &mut Graph, schedule: &Schedule, backwards: &[Vec<Backward>])
     }
 }
 
-/// Adds the reduction of the gradients, the norm and the step, which waits for everything.
-fn add_end(step: &mut Graph, backwards: Vec<usize>) {
-    let gradients = match step.degree {
-        1 => backwards,
-        _ => vec![step.add_collective(CollectiveId::Gradients(0), backwards)],
-    };
+/// Adds the reductions of the gradients, the norm and the step, which waits for everything.
+fn add_end(step: &mut Graph<'_>, schedule: &Schedule, backwards: &[Vec<Backward>]) {
+    let all = backwards.iter().flatten().flat_map(|backward| [backward.input, backward.weight]).collect();
+    let mut gradients = step.add_collective(CollectiveId::Gradients(0), all);
+    for (position, block) in schedule.chain().enumerate() {
+        let of_block = backwards.iter().map(|backwards| backwards[position].weight);
+        // The embedding's gradients are reduced with the head's.
+        let of_head =
+            backwards.iter().filter(|_| block == BlockId::Embed).map(|all| all[all.len() - 1].weight);
+        let weights = of_block.chain(of_head).collect();
+        gradients.extend(step.add_collective(CollectiveId::Replicas(block), weights));
+    }
     step.add_reduced(Instruction::Norm, gradients);
     let all = step.sinks();
     step.add(Instruction::Step, all);
@@ -252,9 +260,8 @@ struct Ends {
 }
 
 /// Instructions and what each depends on.
-#[derive(Default)]
-struct Graph {
-    degree: u32,
+struct Graph<'a> {
+    schedule: &'a Schedule,
     instructions: Vec<Instruction>,
     /// What depends on each instruction.
     dependents: Vec<Vec<usize>>,
@@ -262,7 +269,11 @@ struct Graph {
     waits: Vec<usize>,
 }
 
-impl Graph {
+impl<'a> Graph<'a> {
+    fn new(schedule: &'a Schedule) -> Graph<'a> {
+        Graph { schedule, instructions: Vec::new(), dependents: Vec::new(), waits: Vec::new() }
+    }
+
     fn add(&mut self, instruction: Instruction, after: impl IntoIterator<Item = usize>) -> usize {
         let index = self.instructions.len();
         self.instructions.push(instruction);
@@ -280,13 +291,22 @@ impl Graph {
     /// An instruction with the collective that completes its result.
     fn add_reduced(&mut self, instruction: Instruction, after: impl IntoIterator<Item = usize>) -> Ends {
         let own = self.add(instruction, after);
-        Ends { own, ready: vec![self.reduced(instruction, own)] }
+        Ends { own, ready: self.reduced(instruction, own) }
     }
 
     /// From where on the result of an instruction may be used.
-    fn reduced(&mut self, instruction: Instruction, own: usize) -> usize {
-        let collective = instruction.produces().filter(|_| self.degree > 1);
-        collective.map_or(own, |collective| self.add_collective(collective, [own]))
+    fn reduced(&mut self, instruction: Instruction, own: usize) -> Vec<usize> {
+        match instruction.produces() {
+            Some(collective) => self.add_collective(collective, vec![own]),
+            None => vec![own],
+        }
+    }
+
+    /// Where the TMP degree changes before the block, what must come between `after` and the block.
+    fn add_border(&mut self, pass: Pass, block: BlockId, part: PartId, after: &mut Vec<usize>) {
+        if self.schedule.border(block).is_some() {
+            *after = self.add_reduced(Instruction::Reshard { pass, block, part }, after.drain(..)).ready;
+        }
     }
 
     /// The pieces of the last product of a pass through a block, after its body.
@@ -303,15 +323,16 @@ impl Graph {
         for piece in Piece::all(numbers.pick(&[2, 3, 4]), cut) {
             let tail = Instruction::Tail { pass, block, part, piece };
             own = self.add(tail, [own]);
-            ready.push(self.reduced(tail, own));
+            ready.extend(self.reduced(tail, own));
         }
         Ends { own, ready }
     }
 
-    fn add_collective(&mut self, collective: CollectiveId, after: impl IntoIterator<Item = usize>) -> usize {
-        let kind = expected_kind(collective);
-        let start = self.add(Instruction::Start { collective, kind, axis: Axis::Tensor }, after);
-        self.add(Instruction::Sync { collective }, [start])
+    /// Adds a collective where it has something to do; returns from where on its result may be used.
+    fn add_collective(&mut self, collective: CollectiveId, after: Vec<usize>) -> Vec<usize> {
+        let Some((kind, grouping)) = self.schedule.collective(collective) else { return after };
+        let start = self.add(Instruction::Start { collective, kind, axis: Axis::Tensor, grouping }, after);
+        vec![self.add(Instruction::Sync { collective }, [start])]
     }
 
     /// What nothing depends on yet.

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::ids::{BlockId, CollectiveId, PartId, Pass, Piece};
-use crate::mesh::{Axis, Layout};
+use crate::mesh::{Axis, Grouping, Layout};
 
 /// What a forward leaves behind for the backward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -148,6 +148,17 @@ pub enum Instruction {
         /// Which of these gradients.
         scope: Scope,
     },
+    /// Where the TMP degree changes before a block: completes the block's input, or in backward its gradient, and puts this
+    /// rank's sequences of it where the other side wants them. Where that side has more of them on a rank, the rest comes by
+    /// a collective.
+    Reshard {
+        /// In which pass.
+        pass: Pass,
+        /// The block before which the degree changes.
+        block: BlockId,
+        /// The part of the batch.
+        part: PartId,
+    },
     /// Starts a collective on the communication stream.
     Start {
         /// Which collective.
@@ -156,6 +167,8 @@ pub enum Instruction {
         kind: CollectiveKind,
         /// Over which axis of the mesh.
         axis: Axis,
+        /// Between which ranks of the axis.
+        grouping: Grouping,
     },
     /// What follows may use the collective's result.
     Sync {
@@ -176,11 +189,9 @@ impl Instruction {
             | Instruction::Recompute { part, .. }
             | Instruction::Loss { part }
             | Instruction::Tail { part, .. }
+            | Instruction::Reshard { part, .. }
             | Instruction::Backward { part, .. } => Some(part),
-            Instruction::Start { collective, .. } | Instruction::Sync { collective } => match collective {
-                CollectiveId::Block { part, .. } => Some(part),
-                CollectiveId::Gradients(_) | CollectiveId::Norm => None,
-            },
+            Instruction::Start { collective, .. } | Instruction::Sync { collective } => collective.part(),
             Instruction::Norm | Instruction::Step => None,
         }
     }
@@ -192,9 +203,15 @@ impl Instruction {
             | Instruction::Recompute { part, .. }
             | Instruction::Loss { part }
             | Instruction::Tail { part, .. }
+            | Instruction::Reshard { part, .. }
             | Instruction::Backward { part, .. }
-            | Instruction::Start { collective: CollectiveId::Block { part, .. }, .. }
-            | Instruction::Sync { collective: CollectiveId::Block { part, .. } } => *part = new,
+            | Instruction::Start {
+                collective: CollectiveId::Block { part, .. } | CollectiveId::Reshard { part, .. },
+                ..
+            }
+            | Instruction::Sync {
+                collective: CollectiveId::Block { part, .. } | CollectiveId::Reshard { part, .. },
+            } => *part = new,
             _ => panic!("`{self}` works on no part of the batch"),
         }
         self
@@ -206,6 +223,7 @@ impl Instruction {
             Instruction::Forward { block, .. }
             | Instruction::Recompute { block, .. }
             | Instruction::Tail { block, .. }
+            | Instruction::Reshard { block, .. }
             | Instruction::Backward { block, .. } => Some(block),
             _ => None,
         }
@@ -217,10 +235,10 @@ impl Instruction {
             Instruction::Forward { .. } => Some(Pass::Forward),
             Instruction::Recompute { .. } => Some(Pass::Recompute),
             Instruction::Backward { .. } => Some(Pass::Backward),
-            Instruction::Tail { pass, .. } => Some(pass),
+            Instruction::Tail { pass, .. } | Instruction::Reshard { pass, .. } => Some(pass),
             Instruction::Start { collective, .. } | Instruction::Sync { collective } => match collective {
-                CollectiveId::Block { pass, .. } => Some(pass),
-                CollectiveId::Gradients(_) | CollectiveId::Norm => None,
+                CollectiveId::Block { pass, .. } | CollectiveId::Reshard { pass, .. } => Some(pass),
+                CollectiveId::Replicas(_) | CollectiveId::Gradients(_) | CollectiveId::Norm => None,
             },
             Instruction::Loss { .. } | Instruction::Norm | Instruction::Step => None,
         }
@@ -244,6 +262,7 @@ impl Instruction {
             Instruction::Tail { pass, block, part, piece } => {
                 Some(CollectiveId::Block { pass, block, part, piece: Some(piece) })
             }
+            Instruction::Reshard { pass, block, part } => Some(CollectiveId::Reshard { pass, block, part }),
             Instruction::Norm => Some(CollectiveId::Norm),
             _ => None,
         }
@@ -271,8 +290,11 @@ impl fmt::Display for Instruction {
                 Scope::Input => write!(f, "backward_input  {block} {part}"),
                 Scope::Weight => write!(f, "backward_weight {block} {part}"),
             },
-            Instruction::Start { collective, kind, axis } => {
-                write!(f, "start     {collective} {} @{}", kind.name(), axis.name())
+            Instruction::Reshard { pass, block, part } => {
+                write!(f, "{:<9} {block} {part} reshard", pass.name())
+            }
+            Instruction::Start { collective, kind, axis, grouping } => {
+                write!(f, "start     {collective} {} @{}{grouping}", kind.name(), axis.name())
             }
             Instruction::Sync { collective } => write!(f, "sync      {collective}"),
             Instruction::Norm => write!(f, "norm"),
@@ -354,6 +376,48 @@ impl Schedule {
     /// TMP degree of a block of the chain.
     pub fn degree(&self, block: BlockId) -> u32 {
         self.layout.degree(self.position(block).expect("a block of the chain"))
+    }
+
+    /// The block before this one, where it has another TMP degree.
+    pub fn border(&self, block: BlockId) -> Option<BlockId> {
+        self.before(block).filter(|&before| self.degree(before) != self.degree(block))
+    }
+
+    /// The block from whose degree a `reshard` comes, and the one to whose degree it goes. Panics where there is no border.
+    pub fn resharded(&self, pass: Pass, block: BlockId) -> [BlockId; 2] {
+        let before = self.border(block).expect("a border before the block");
+        if pass == Pass::Backward { [block, before] } else { [before, block] }
+    }
+
+    /// Sequences of a part on one rank of a block.
+    pub fn share(&self, block: BlockId, part: PartId) -> Option<u32> {
+        let replicas = self.layout.group() / self.degree(block);
+        self.sequences(part).map(|sequences| sequences / replicas)
+    }
+
+    /// What a collective does and between which ranks, or `None` where it has nothing to do.
+    pub fn collective(&self, collective: CollectiveId) -> Option<(CollectiveKind, Grouping)> {
+        let group = self.layout.group();
+        let (kind, size, stride) = match collective {
+            CollectiveId::Block { pass, block, .. } => {
+                let gathers = pass == Pass::Forward && block == BlockId::Head;
+                let kind = if gathers { CollectiveKind::AllGather } else { CollectiveKind::AllReduce };
+                (kind, self.degree(block), 1)
+            }
+            CollectiveId::Reshard { pass, block, .. } => {
+                self.border(block)?;
+                let [from, to] = self.resharded(pass, block).map(|block| self.degree(block));
+                (CollectiveKind::AllGather, to / from, from)
+            }
+            // The head's gradients travel with the embedding's: they may be one tensor.
+            CollectiveId::Replicas(BlockId::Head) => return None,
+            CollectiveId::Replicas(block) => {
+                let degree = self.degree(block);
+                (CollectiveKind::AllReduce, group / degree, degree)
+            }
+            CollectiveId::Gradients(_) | CollectiveId::Norm => (CollectiveKind::AllReduce, group, 1),
+        };
+        (size > 1).then(|| (kind, Grouping::new(size, stride, group)))
     }
 
     /// Sequences in a part.

@@ -1,10 +1,14 @@
 //! The part of the arena that lives as long as the run: weights, gradients, optimizer moments, and the step's inputs.
 //!
 //! Weights, gradients and both moments are four copies of one region, so that a parameter has the same place in each.
-//! The region is sorted by what its gradients need: sharded first, then whole and complete, then whole and partial.
-//! Therefore the norm reads one range, and the reduction of partial gradients is one collective.
+//! The region is sorted by what its gradients need: those of blocks without replicas first, sharded ones, then whole ones; then
+//! block by block those that replicas sum; then the partial ones. So every reduction is one collective, and what counts in a
+//! rank's norm is few ranges.
+
+use std::ops::Range;
 
 use crate::ids::BlockId;
+use crate::mesh::Layout;
 use crate::model::Model;
 use crate::parameters::{GradientKind, Parameter, Role};
 use crate::schedule::Schedule;
@@ -33,8 +37,8 @@ pub struct Placed {
 pub struct Statics {
     /// The model that is laid out.
     pub model: Model,
-    /// TMP degree.
-    pub tensor: u32,
+    /// TMP degree of every block.
+    pub layout: Layout,
     /// What the arena is for.
     pub purpose: Purpose,
     /// The full model's parameters.
@@ -44,13 +48,16 @@ pub struct Statics {
     by_role: Vec<[Placed; Role::COUNT]>,
     /// Bytes of one copy of the region.
     region: usize,
-    sharded: usize,
+    /// Of each block with replicas, what its replicas sum: a range of the region.
+    replicated: Vec<(BlockId, Range<usize>)>,
     partial: usize,
+    /// Gradients that count in the norm, by rank.
+    counted: Vec<Vec<Span>>,
     /// Input tokens of the step, `u32`, `[sequences, S]`.
     pub tokens: Span,
     /// Target tokens of the step, `u32`, `[sequences, S]`.
     pub targets: Span,
-    /// Sum of the loss over the tokens of each part.
+    /// Sum of the loss over the tokens of each part; of a rank's share of it where the head has replicas.
     pub losses: Span,
     /// Square of the gradient norm.
     pub norm: Span,
@@ -62,28 +69,105 @@ fn align(offset: usize) -> usize {
     offset.next_multiple_of(Span::ALIGNMENT)
 }
 
+/// Where a block stands in the chain.
+fn position(model: &Model, block: BlockId) -> usize {
+    match block {
+        BlockId::Embed => 0,
+        BlockId::Attn(layer) => 1 + 2 * layer as usize,
+        BlockId::Mlp(layer) => 2 + 2 * layer as usize,
+        BlockId::Head => 1 + 2 * model.layers as usize,
+    }
+}
+
+/// The blocks that own a bucket of gradients, where they have replicas.
+fn chain(model: &Model) -> impl Iterator<Item = BlockId> {
+    let layers = (0..model.layers).flat_map(|layer| [BlockId::Attn(layer), BlockId::Mlp(layer)]);
+    std::iter::once(BlockId::Embed).chain(layers)
+}
+
+/// The block with whose gradients those of this one are summed over replicas: the head's with the embedding's.
+fn summed_with(block: BlockId) -> BlockId {
+    if block == BlockId::Head { BlockId::Embed } else { block }
+}
+
+/// Parameters one behind the other.
+struct Region<'a> {
+    parameters: &'a [Parameter],
+    model: &'a Model,
+    layout: &'a Layout,
+    offsets: Vec<usize>,
+    end: usize,
+    /// The gradients of each section: how many of the first ranks hold something that no rank before them does, and where.
+    sections: Vec<(u32, Range<usize>)>,
+}
+
+impl Region<'_> {
+    fn degree(&self, parameter: &Parameter) -> u32 {
+        self.layout.degree(position(self.model, parameter.block))
+    }
+
+    /// Appends the parameters of a kind that are wanted, and returns where they are.
+    fn section(&mut self, kind: GradientKind, wanted: impl Fn(&Parameter) -> bool) -> Range<usize> {
+        let start = self.end;
+        let mut previous = None;
+        let mut holders = 1;
+        for (index, parameter) in self.parameters.iter().enumerate() {
+            if parameter.gradient != kind || !wanted(parameter) {
+                continue;
+            }
+            // Neighbours of one role are one operand, without a gap between them.
+            if previous != Some((parameter.block, parameter.role)) {
+                self.end = align(self.end);
+            }
+            previous = Some((parameter.block, parameter.role));
+            let degree = self.degree(parameter);
+            self.offsets[index] = self.end;
+            self.end += parameter.local_elements(degree) * size_of::<f32>();
+            if kind == GradientKind::Sharded {
+                holders = degree;
+            }
+        }
+        self.end = align(self.end);
+        self.sections.push((holders, start..self.end));
+        start..self.end
+    }
+
+    /// Of the gradients, those that count in the norm of a rank, so that each counts once: neighbours as one span.
+    fn counted(&self, tp_rank: u32) -> Vec<Span> {
+        let mut spans: Vec<Span> = Vec::new();
+        for (_, range) in
+            self.sections.iter().filter(|(holders, range)| tp_rank < *holders && !range.is_empty())
+        {
+            let span = Span { offset: self.end + range.start, bytes: range.len() };
+            match spans.last_mut().filter(|last| last.end() == span.offset) {
+                Some(last) => last.bytes += span.bytes,
+                None => spans.push(span),
+            }
+        }
+        spans
+    }
+}
+
 impl Statics {
     /// Lays out `model` over a TMP group, with room for `sequences` sequences and `parts` parts in a step.
-    pub fn new(model: &Model, tensor: u32, purpose: Purpose, sequences: u32, parts: usize) -> Statics {
+    pub fn new(model: &Model, layout: &Layout, purpose: Purpose, sequences: u32, parts: usize) -> Statics {
         let parameters = model.parameters();
-        let mut offsets = vec![0; parameters.len()];
-        let mut region = 0;
-        let mut ends = [0; 3];
-        let kinds = [GradientKind::Sharded, GradientKind::Full, GradientKind::Partial];
-        for (kind, end) in kinds.into_iter().zip(&mut ends) {
-            let mut previous = None;
-            for (index, parameter) in parameters.iter().enumerate().filter(|(_, p)| p.gradient == kind) {
-                // Neighbours of one role are one operand, without a gap between them.
-                if previous != Some((parameter.block, parameter.role)) {
-                    region = align(region);
-                }
-                previous = Some((parameter.block, parameter.role));
-                offsets[index] = region;
-                region += parameter.local_elements(tensor) * size_of::<f32>();
-            }
-            region = align(region);
-            *end = region;
+        let offsets = vec![0; parameters.len()];
+        let mut region =
+            Region { parameters: &parameters, model, layout, offsets, end: 0, sections: Vec::new() };
+        let alone = |parameter: &Parameter| layout.degree(position(model, parameter.block)) == layout.group();
+        region.section(GradientKind::Sharded, alone);
+        region.section(GradientKind::Full, alone);
+        let mut replicated = Vec::new();
+        for block in chain(model).filter(|&block| layout.degree(position(model, block)) < layout.group()) {
+            let own = |parameter: &Parameter| summed_with(parameter.block) == block;
+            let start = region.section(GradientKind::Sharded, own).start;
+            let end = region.section(GradientKind::Full, own).end;
+            replicated.push((block, start..end));
         }
+        let partial = region.section(GradientKind::Partial, |_| true).start;
+        let counted = (0..layout.group()).map(|tp_rank| region.counted(tp_rank)).collect();
+        let Region { offsets, end: region, .. } = region;
         let copies = if purpose == Purpose::Training { 4 } else { 1 };
         let mut bytes = copies * region;
         let mut place = |elements: usize| {
@@ -97,14 +181,15 @@ impl Statics {
         let norm = place(1);
         let mut statics = Statics {
             model: model.clone(),
-            tensor,
+            layout: layout.clone(),
             purpose,
             parameters,
             offsets,
             by_role: Vec::new(),
             region,
-            sharded: ends[0],
-            partial: ends[1],
+            replicated,
+            partial,
+            counted,
             tokens,
             targets,
             losses,
@@ -115,10 +200,20 @@ impl Statics {
         statics
     }
 
+    /// TMP degree of a block.
+    pub fn degree(&self, block: BlockId) -> u32 {
+        self.layout.degree(position(&self.model, block))
+    }
+
+    /// The place of a rank in its replica of a block, which says what shards of it the rank holds.
+    pub fn place_in(&self, block: BlockId, tp_rank: u32) -> u32 {
+        tp_rank % self.degree(block)
+    }
+
     fn index_roles(&self) -> Vec<[Placed; Role::COUNT]> {
         let mut by_role = vec![[Placed::default(); Role::COUNT]; Schedule::blocks(self.model.layers)];
         for (index, parameter) in self.parameters.iter().enumerate() {
-            let entry = &mut by_role[self.block_index(parameter.block)][parameter.role as usize];
+            let entry = &mut by_role[position(&self.model, parameter.block)][parameter.role as usize];
             let own = self.placed(index);
             if entry.weight.bytes == 0 {
                 *entry = own;
@@ -136,17 +231,9 @@ impl Statics {
         by_role
     }
 
-    fn block_index(&self, block: BlockId) -> usize {
-        match block {
-            BlockId::Embed => 0,
-            BlockId::Attn(layer) => 1 + 2 * layer as usize,
-            BlockId::Mlp(layer) => 2 + 2 * layer as usize,
-            BlockId::Head => 1 + 2 * self.model.layers as usize,
-        }
-    }
-
     fn copy(&self, copy: usize, index: usize) -> Span {
-        let bytes = self.parameters[index].local_elements(self.tensor) * size_of::<f32>();
+        let parameter = &self.parameters[index];
+        let bytes = parameter.local_elements(self.degree(parameter.block)) * size_of::<f32>();
         Span { offset: copy * self.region + self.offsets[index], bytes }
     }
 
@@ -164,7 +251,7 @@ impl Statics {
 
     /// All parameters of one role in a block, as one operand.
     pub fn role(&self, block: BlockId, role: Role) -> Placed {
-        self.by_role[self.block_index(block)][role as usize]
+        self.by_role[position(&self.model, block)][role as usize]
     }
 
     /// Weight of the head: its own, or the embedding's where tied.
@@ -181,14 +268,18 @@ impl Statics {
         Span { offset: 0, bytes: self.region }
     }
 
-    /// Gradients that this rank alone holds: they count in the norm of every rank.
-    pub fn sharded_gradients(&self) -> Span {
-        Span { offset: self.region, bytes: self.sharded }
+    /// The gradients that count in the norm of a rank: every gradient of the full model counts on one rank.
+    pub fn counted_gradients(&self, tp_rank: u32) -> &[Span] {
+        &self.counted[tp_rank as usize]
     }
 
-    /// Gradients that all ranks of the group hold: they count in the norm of one rank.
-    pub fn replicated_gradients(&self) -> Span {
-        Span { offset: self.region + self.sharded, bytes: self.region - self.sharded }
+    /// Gradients of a block that its replicas sum, as one bucket; the embedding's with the head's. Empty without replicas.
+    pub fn replicated_gradients(&self, block: BlockId) -> Span {
+        let found = self.replicated.iter().find(|(replicated, _)| *replicated == block);
+        found.map_or(Span::default(), |(_, range)| Span {
+            offset: self.region + range.start,
+            bytes: range.len(),
+        })
     }
 
     /// Gradients that are terms of a sum over the group, as one bucket.
@@ -210,7 +301,7 @@ mod tests {
     fn places_are_disjoint_and_inside() {
         for (tensor, tied) in [(1, true), (4, true), (2, false), (4, false)] {
             let model = Model { tied, ..Model::gpt(2, 16, 4, 8, 30) };
-            let statics = Statics::new(&model, tensor, Purpose::Training, 3, 2);
+            let statics = Statics::new(&model, &Layout::uniform(tensor, 6), Purpose::Training, 3, 2);
             let mut spans = vec![statics.tokens, statics.targets, statics.losses, statics.norm];
             for index in 0..statics.parameters.len() {
                 let placed = statics.placed(index);
@@ -226,21 +317,67 @@ mod tests {
 
     #[test]
     fn queries_keys_and_values_are_one_operand() {
-        let statics = Statics::new(&Model::gpt(2, 16, 4, 8, 30), 4, Purpose::Training, 1, 1);
+        let statics =
+            Statics::new(&Model::gpt(2, 16, 4, 8, 30), &Layout::uniform(4, 6), Purpose::Training, 1, 1);
         let fused = statics.role(BlockId::Attn(1), Role::InWeight);
         assert_eq!(fused.weight.bytes, 3 * 4 * 16 * 4);
         assert_eq!(statics.role(BlockId::Attn(1), Role::InBias).gradient.bytes, 3 * 4 * 4);
         assert_eq!(statics.role(BlockId::Attn(1), Role::Tokens), Placed::default());
     }
 
+    fn layouts() -> Vec<Layout> {
+        let mixed = ["2", "1", "4", "1 of 4", "2 of 4", "4*2 1*3 4*1", "2*1 4*2 1*1 2*2"];
+        mixed.iter().map(|text| Layout::parse(text, 6).unwrap()).collect()
+    }
+
     #[test]
-    fn gradients_are_sorted_by_what_they_need() {
-        let statics = Statics::new(&Model::gpt(2, 16, 4, 8, 30), 2, Purpose::Training, 1, 1);
-        for (index, parameter) in statics.parameters.iter().enumerate() {
-            let gradient = statics.placed(index).gradient;
-            let inside = |range: Span| gradient.offset >= range.offset && gradient.end() <= range.end();
-            assert_eq!(inside(statics.sharded_gradients()), parameter.gradient == GradientKind::Sharded);
-            assert_eq!(inside(statics.partial_gradients()), parameter.gradient == GradientKind::Partial);
+    fn a_bucket_holds_what_its_replicas_sum() {
+        for layout in layouts() {
+            let statics = Statics::new(
+                &Model { tied: false, ..Model::gpt(2, 16, 4, 8, 30) },
+                &layout,
+                Purpose::Training,
+                1,
+                1,
+            );
+            for (index, parameter) in statics.parameters.iter().enumerate() {
+                let gradient = statics.placed(index).gradient;
+                let inside = |range: Span| gradient.offset >= range.offset && gradient.end() <= range.end();
+                let partial = parameter.gradient == GradientKind::Partial;
+                assert_eq!(inside(statics.partial_gradients()), partial);
+                let block = summed_with(parameter.block);
+                let replicated = statics.degree(block) < layout.group() && !partial;
+                assert_eq!(
+                    inside(statics.replicated_gradients(block)),
+                    replicated,
+                    "{} {layout}",
+                    parameter.name
+                );
+            }
+        }
+    }
+
+    /// Counts how often each element of the full gradient is in a range of some rank.
+    #[test]
+    fn every_gradient_counts_once_in_the_norm() {
+        for layout in layouts() {
+            let statics = Statics::new(&Model::gpt(2, 16, 4, 8, 30), &layout, Purpose::Training, 1, 1);
+            for (index, parameter) in statics.parameters.iter().enumerate() {
+                let mut seen = vec![0; parameter.elements()];
+                for tp_rank in 0..layout.group() {
+                    let gradient = statics.placed(index).gradient;
+                    let counts = statics
+                        .counted_gradients(tp_rank)
+                        .iter()
+                        .any(|range| gradient.offset >= range.offset && gradient.end() <= range.end());
+                    let place = statics.place_in(parameter.block, tp_rank);
+                    let (rows, columns) = parameter.slice(place, statics.degree(parameter.block));
+                    for row in rows.filter(|_| counts) {
+                        columns.clone().for_each(|column| seen[row * parameter.columns + column] += 1);
+                    }
+                }
+                assert!(seen.iter().all(|&count| count == 1), "{} with degrees {layout}", parameter.name);
+            }
         }
     }
 }

@@ -12,11 +12,15 @@
 //! start     f.attn.0.m0.a all_reduce @tensor
 //! sync      f.attn.0.m0.a
 //! ```
+//!
+//! `tensor` is the TMP degree of every block of the chain: one for all, or by runs, `4*1 1*2 4*1`. Where no block spans all ranks of
+//! the group, their number follows: `2 of 8`. Between which of them a collective runs stands behind the axis: nothing for all,
+//! `@tensor:2` for neighbours in twos, `@tensor:2/4` for twos that are 4 apart.
 
 use std::fmt;
 
 use crate::ids::{PartId, Pass, parse_number};
-use crate::mesh::{Axis, Layout};
+use crate::mesh::{Axis, Grouping, Layout};
 use crate::schedule::{CollectiveKind, Extent, Instruction, Keep, Part, Schedule, Scope};
 
 /// More layers than any machine holds; a bound so that a typo is not an allocation of terabytes.
@@ -36,30 +40,13 @@ impl fmt::Display for Schedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "schedule  {}", self.name)?;
         writeln!(f, "layers    {}", self.layers)?;
-        writeln!(f, "tensor    {}", DegreeRuns(&self.layout, self.layers))?;
+        writeln!(f, "tensor    {}", self.layout)?;
         write!(f, "parts    ")?;
         for part in &self.parts {
             write!(f, " {}={}", part.id, part.sequences)?;
         }
         writeln!(f, "\n")?;
         self.instructions.iter().try_for_each(|instruction| writeln!(f, "{instruction}"))
-    }
-}
-
-/// The degrees of a layout, run-length coded: `2`, or `8*16 4*10`.
-struct DegreeRuns<'a>(&'a Layout, u32);
-
-impl fmt::Display for DegreeRuns<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(degree) = self.0.uniform_degree() {
-            return write!(f, "{degree}");
-        }
-        let degrees: Vec<u32> = (0..Schedule::blocks(self.1)).map(|block| self.0.degree(block)).collect();
-        let runs: Vec<String> = degrees
-            .chunk_by(|left, right| left == right)
-            .map(|run| format!("{}*{}", run[0], run.len()))
-            .collect();
-        write!(f, "{}", runs.join(" "))
     }
 }
 
@@ -91,7 +78,7 @@ impl Schedule {
             .ok_or_else(|| error(line, format!("`{layers}` is not a number of layers")))?;
         let (line, tensor) = header("tensor")?;
         let layout =
-            parse_layout(tensor, Schedule::blocks(layers)).map_err(|message| error(line, message))?;
+            Layout::parse(tensor, Schedule::blocks(layers)).map_err(|message| error(line, message))?;
         let (line, parts) = header("parts")?;
         let parts: Vec<Part> = parts
             .split_whitespace()
@@ -109,28 +96,6 @@ fn error(line: usize, message: String) -> ParseError {
     ParseError { line, message }
 }
 
-fn parse_layout(text: &str, blocks: usize) -> Result<Layout, String> {
-    let bad = |run: &str| format!("`{run}` is not a TMP degree (like 2, or 8*16 for 16 blocks of degree 8)");
-    let degree = |text: &str| parse_number(text).filter(|&degree| degree > 0);
-    if let Some(degree) = degree(text) {
-        return Ok(Layout::uniform(degree, blocks));
-    }
-    let mut degrees = Vec::new();
-    for run in text.split_whitespace() {
-        let (value, count) = run.split_once('*').ok_or_else(|| bad(run))?;
-        let value = degree(value).ok_or_else(|| bad(run))?;
-        let count = parse_number(count).ok_or_else(|| bad(run))? as usize;
-        if degrees.len() + count > blocks {
-            return Err(format!("the degrees cover more than the {blocks} blocks of the chain"));
-        }
-        degrees.extend(std::iter::repeat_n(value, count));
-    }
-    if degrees.len() != blocks {
-        return Err(format!("the degrees cover {} of the {blocks} blocks of the chain", degrees.len()));
-    }
-    Ok(Layout::mixed(degrees))
-}
-
 fn parse_part(text: &str) -> Result<Part, String> {
     let (id, sequences) =
         text.split_once('=').ok_or_else(|| format!("`{text}` is not a part (like m0.a=8)"))?;
@@ -146,6 +111,11 @@ fn parse_instruction(content: &str) -> Result<Instruction, String> {
         let pass = Pass::ALL.into_iter().find(|known| known.name() == *pass);
         let pass = pass.ok_or_else(|| format!("`{content}` is not an instruction"))?;
         return Ok(Instruction::Tail { pass, block: block.parse()?, part: part(id)?, piece: piece.parse()? });
+    }
+    if let [pass, block, id, "reshard"] = words.as_slice()
+        && let Some(pass) = Pass::ALL.into_iter().find(|known| known.name() == *pass)
+    {
+        return Ok(Instruction::Reshard { pass, block: block.parse()?, part: part(id)? });
     }
     let forward = |block: &str, id: &str, keep: &str, extent| {
         Ok(Instruction::Forward { block: block.parse()?, part: part(id)?, keep: parse_keep(keep)?, extent })
@@ -173,11 +143,10 @@ fn parse_instruction(content: &str) -> Result<Instruction, String> {
         ["backward", block, id, "body"] => return backward(block, id, Scope::Body),
         ["backward_input", block, id] => return backward(block, id, Scope::Input),
         ["backward_weight", block, id] => return backward(block, id, Scope::Weight),
-        ["start", collective, kind, axis] => Instruction::Start {
-            collective: collective.parse()?,
-            kind: parse_kind(kind)?,
-            axis: parse_axis(axis)?,
-        },
+        ["start", collective, kind, ranks] => {
+            let (axis, grouping) = parse_ranks(ranks)?;
+            Instruction::Start { collective: collective.parse()?, kind: parse_kind(kind)?, axis, grouping }
+        }
         ["sync", collective] => Instruction::Sync { collective: collective.parse()? },
         ["norm"] => Instruction::Norm,
         ["step"] => Instruction::Step,
@@ -199,11 +168,19 @@ fn parse_kind(text: &str) -> Result<CollectiveKind, String> {
         .ok_or_else(|| format!("`{text}` is not a collective operation (all_reduce, all_gather)"))
 }
 
-fn parse_axis(text: &str) -> Result<Axis, String> {
-    [Axis::Data, Axis::Pipeline, Axis::Tensor]
-        .into_iter()
-        .find(|axis| text.strip_prefix('@') == Some(axis.name()))
-        .ok_or_else(|| format!("`{text}` is not @data, @pipeline or @tensor"))
+fn parse_ranks(text: &str) -> Result<(Axis, Grouping), String> {
+    let parse = || {
+        let text = text.strip_prefix('@')?;
+        let (axis, grouping) = text.split_at(text.find(':').unwrap_or(text.len()));
+        let axis =
+            [Axis::Data, Axis::Pipeline, Axis::Tensor].into_iter().find(|known| known.name() == axis)?;
+        Some((axis, Grouping::parse(grouping)?))
+    };
+    parse().ok_or_else(|| {
+        format!(
+            "`{text}` is not @data, @pipeline or @tensor, or groups of it (like @tensor:2 or @tensor:2/4)"
+        )
+    })
 }
 
 #[cfg(test)]
@@ -219,6 +196,9 @@ parts     m0.a=2 m0.b=1
 forward   embed m0.a keep=nothing
 start     f.embed.m0.a all_reduce @tensor
 sync      f.embed.m0.a
+start     g.embed all_reduce @tensor:2/4
+forward   head m0.a reshard
+start     f.head.m0.a:in all_gather @tensor:2
 recompute mlp.0 m0.b output
 recompute mlp.0 m0.b
 loss      m0.a
@@ -266,7 +246,10 @@ step
                 "`keep=some` is not keep=nothing, keep=input, keep=selective or keep=all",
             ),
             ("start f.attn.0.m0 sum @tensor", "`sum` is not a collective operation (all_reduce, all_gather)"),
-            ("start g.0 all_reduce tensor", "`tensor` is not @data, @pipeline or @tensor"),
+            (
+                "start g.0 all_reduce tensor",
+                "`tensor` is not @data, @pipeline or @tensor, or groups of it (like @tensor:2 or @tensor:2/4)",
+            ),
         ] {
             let text = format!("schedule x\nlayers 1\ntensor 1\nparts m0=1\n; why\n{wrong}");
             assert_eq!(Schedule::parse(&text), Err(error(6, message.into())));

@@ -4,7 +4,6 @@ use std::fmt;
 
 use crate::activations::{Inside, Slot};
 use crate::ids::{BlockId, CollectiveId, PartId, Pass};
-use crate::schedule::CollectiveKind;
 
 /// A value that flows between instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -17,6 +16,10 @@ pub(crate) enum Value {
     Inside(Inside, BlockId, PartId),
     /// Gradient of a block's input: partial until reduced.
     Gradient(BlockId, PartId),
+    /// The same, complete and as the block before wants it, where the degree changes before the block.
+    Resharded(BlockId, PartId),
+    /// A block's input while a `reshard` has it in hand, as the block before has it.
+    Leaving(BlockId, PartId),
 }
 
 impl fmt::Display for Value {
@@ -29,6 +32,8 @@ impl fmt::Display for Value {
             Value::Inside(Inside::Operand, block, part) => ("last operand", block, part),
             Value::Inside(Inside::Delta, block, part) => ("inner gradient", block, part),
             Value::Gradient(block, part) => ("input gradient", block, part),
+            Value::Resharded(block, part) => ("resharded gradient", block, part),
+            Value::Leaving(block, part) => ("former input", block, part),
         };
         write!(f, "{name} of {block} {part}")
     }
@@ -45,21 +50,15 @@ pub(crate) enum Touch {
     Become(Value, Value, u8),
 }
 
-/// The value that a collective reduces, for those that belong to a block.
+/// The value that a collective reduces or gathers, for those that belong to a part of the batch.
 pub(crate) fn collective_value(collective: CollectiveId) -> Option<Value> {
     match collective {
         CollectiveId::Block { pass: Pass::Forward | Pass::Recompute, block, part, .. } => {
             Some(Value::Output(block, part))
         }
         CollectiveId::Block { pass: Pass::Backward, block, part, .. } => Some(Value::Gradient(block, part)),
-        CollectiveId::Gradients(_) | CollectiveId::Norm => None,
-    }
-}
-
-/// The head's statistics are gathered, everything else is summed.
-pub(crate) fn expected_kind(collective: CollectiveId) -> CollectiveKind {
-    match collective {
-        CollectiveId::Block { pass: Pass::Forward, block: BlockId::Head, .. } => CollectiveKind::AllGather,
-        _ => CollectiveKind::AllReduce,
+        CollectiveId::Reshard { pass: Pass::Backward, block, part } => Some(Value::Resharded(block, part)),
+        CollectiveId::Reshard { block, part, .. } => Some(Value::Input(block, part)),
+        CollectiveId::Replicas(_) | CollectiveId::Gradients(_) | CollectiveId::Norm => None,
     }
 }

@@ -1,7 +1,8 @@
 //! The verifier: one function, which returns every violation with its line in the printed schedule.
 //!
 //! 1. *header*: layers, parts and sequences are at least one, all sequences can be counted, parts are distinct and in
-//!    sample order, a micro-batch is whole or cut, and one TMP degree holds for all blocks.
+//!    sample order, and a micro-batch is whole or cut. The degrees of the blocks divide the group and, of neighbours, one the
+//!    other; embedding and head have one degree; every part gives all replicas of a block equally many sequences.
 //! 2. *names*: blocks, parts and buckets that an instruction names exist.
 //! 3. *forward*: each block runs forward on each part exactly once.
 //! 4. *whole*: nothing is read before it is written and reduced, while a collective writes it, or after its life; nothing
@@ -15,14 +16,17 @@
 //!    in one instruction, or first for its input and then for its weights.
 //! 9. *order*: each block adds up the gradients of the parts in sample order, so that every schedule rounds alike. The
 //!    embedding adds to the same table as a tied head: in each micro-batch after the head's parts.
-//! 10. *collectives*: each reduces the partial sum that it is named after, with the operation and axis that belong to it,
-//!     is started once and synced once after that; none is left out; a group of one has none. All ranks run the same list,
-//!     so all start them in the same order.
-//! 11. *reduced*: partial parameter gradients are reduced once after the last backward and before the norm, and the norm
-//!     before the step.
+//! 10. *collectives*: each reduces the partial sum that it is named after, with the operation and axis that belong to it and
+//!     between the ranks that hold its terms, is started once and synced once after that; none is left out; a group of one
+//!     has none. All ranks run the same list, so all start them in the same order.
+//! 11. *reduced*: the gradients of a block with replicas are reduced once after the block's last backward, partial parameter
+//!     gradients once after the last of all; both before the norm, and the norm before the step.
 //! 12. *step*: where there are gradients, norm and step come once each and end the schedule.
 //! 13. *pieces*: a pass through a block that stops before its last product is followed by at least two pieces of that product,
 //!     each once and in order, all by rows or all by columns; in backward by rows, since the normalisation needs whole ones.
+//! 14. *reshard*: where the TMP degree changes before a block, and only there, the block's input is resharded before its
+//!     forward and, where it was not kept, again before its recomputation, and its gradient before the backward of the block
+//!     before.
 
 use std::fmt;
 
@@ -48,6 +52,7 @@ pub enum Rule {
     Reduced,
     Step,
     Pieces,
+    Reshard,
 }
 
 /// A broken rule and where.
@@ -94,13 +99,16 @@ fn header(schedule: &Schedule) -> Vec<Violation> {
         }
     };
     check(schedule.layers > 0, 2, "a chain has at least one layer");
-    check(
-        schedule.layout.uniform_degree().is_some(),
-        3,
-        "blocks of different TMP degrees cannot be executed yet",
-    );
+    let layout = schedule.layout.check();
+    check(layout.is_ok(), 3, &layout.err().unwrap_or_default());
     check(!schedule.parts.is_empty(), 4, "a batch has at least one part");
     check(schedule.parts.iter().all(|part| part.sequences > 0), 4, "a part has at least one sequence");
+    let granularity = schedule.layout.granularity();
+    let even = schedule.parts.iter().all(|part| part.sequences.is_multiple_of(granularity));
+    let message = format!(
+        "the sequences of every part must be a multiple of {granularity}, so that all replicas of a block get as many"
+    );
+    check(even, 4, &message);
     let ordered = schedule.parts.is_sorted_by(|left, right| left.id < right.id);
     check(ordered, 4, "parts are distinct and in sample order");
     // In order, the whole micro-batch stands right before its sub-batches.

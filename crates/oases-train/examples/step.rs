@@ -39,18 +39,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     );
     let request = Request { sub_batches: 1, ..Request::new(model.layers, 1, number("batch")? as u32) };
     let variant = Variant::find(&options["schedule"]).ok_or("no such schedule")?;
-    let contenders = [Contender { schedule: variant.build(&request), link: None }];
+    let contenders = [Contender { schedule: variant.build(&request), link: None, lasts: None }];
     let rounds = number("rounds")?;
     let stop = AtomicBool::new(false);
-    let trial = Trial {
-        model: &model,
-        tensor: 1,
-        contenders: &contenders,
-        warmup: 2,
-        rounds,
-        timed: None,
-        stop: &stop,
-    };
+    let trial = Trial { model: &model, contenders: &contenders, warmup: 2, rounds, stop: &stop };
     let samples = trial.run(&|_| {})?.remove(0);
     if options["profile"] != "no" {
         let mut by_kind: BTreeMap<String, f64> = BTreeMap::new();

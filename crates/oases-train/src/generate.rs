@@ -6,7 +6,9 @@ use oases_exec::arena::Arena;
 use oases_exec::comm::local::{LocalCommunicator, LocalOptions, group};
 use oases_exec::{Backend, CpuBackend, Interpreter, Program, StepInputs};
 use oases_schedule::passes::EVALUATE;
-use oases_schedule::{BlockId, Instruction, Model, Purpose, Request, Slot, Span, Statics, Workspace};
+use oases_schedule::{
+    BlockId, Instruction, Layout, Model, Purpose, Request, Schedule, Slot, Span, Statics, Workspace,
+};
 
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::data::IGNORE;
@@ -37,7 +39,13 @@ impl Generator {
             matches!(instruction, Instruction::Forward { block: BlockId::Head, .. })
         };
         let head = schedule.instructions.iter().position(head).expect("an evaluation runs the head");
-        let statics = Statics::new(model, 1, Purpose::Inference, 1, 1);
+        let statics = Statics::new(
+            model,
+            &Layout::uniform(1, Schedule::blocks(model.layers)),
+            Purpose::Inference,
+            1,
+            1,
+        );
         let program = Program::new(schedule, &statics, workspace);
         let arena = Arena::new(program.plan.bytes.0 as usize).map_err(|error| {
             Error::configuration(error.to_string()).with_hint("the model needs more memory")

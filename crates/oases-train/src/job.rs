@@ -1,5 +1,7 @@
 //! A run, prepared: everything that is decided before the first rank starts, and shared by all ranks.
 
+use std::collections::BTreeSet;
+
 use oases_exec::Program;
 use oases_schedule::passes::EVALUATE;
 use oases_schedule::{Bytes, Model, Purpose, Request, Statics, Workspace};
@@ -30,30 +32,49 @@ pub struct Job {
 
 /// The schedule of a step, as the options ask for it. Refuses models and batches that cannot be cut so.
 pub fn request(options: &Options) -> Result<Request> {
-    options
-        .model
-        .check(options.tensor)
-        .map_err(|error| Error::configuration(error.message.clone()).with_hint(error.hint.clone()))?;
+    let layout = &options.layout;
+    let degrees: BTreeSet<u32> = layout.degrees().iter().copied().collect();
+    for degree in degrees {
+        let checked = options.model.check(degree);
+        checked.map_err(|error| Error::configuration(error.message.clone()).with_hint(error.hint.clone()))?;
+    }
+    layout.check().map_err(|message| {
+        Error::configuration(message)
+            .with_hint("degrees are like \"8*10 4*16 8*8\", over embed, attn.0, mlp.0, …, head")
+    })?;
     let (batch, micro) = (options.batch, options.micro_batches);
     if micro == 0 || !batch.is_multiple_of(micro) || batch == 0 {
         return Err(Error::configuration(format!("a batch of {batch} sequences in {micro} micro-batches"))
             .with_hint("the batch must be a multiple of the micro-batches"));
     }
-    let sequences = batch / micro;
-    if !(1..=sequences.min(26)).contains(&options.sub_batches) {
+    let (sequences, granularity) = (batch / micro, layout.granularity());
+    if !sequences.is_multiple_of(granularity) {
+        let replicas =
+            format!("a micro-batch of {sequences} sequences for {granularity} replicas of a block");
+        return Err(Error::configuration(replicas).with_hint(
+            "every replica computes on as many sequences: the micro-batch must be a multiple of the replicas",
+        ));
+    }
+    if !(1..=(sequences / granularity).min(26)).contains(&options.sub_batches) {
         let parts = options.sub_batches;
-        return Err(Error::configuration(format!(
-            "a micro-batch of {sequences} sequences in {parts} sub-batches"
-        ))
-        .with_hint("a sub-batch holds at least one sequence"));
+        let message = format!("a micro-batch of {sequences} sequences in {parts} sub-batches");
+        let hint = match granularity {
+            1 => "a sub-batch holds at least one sequence".to_owned(),
+            _ => format!(
+                "a sub-batch holds at least one sequence for each of the {granularity} replicas of a block"
+            ),
+        };
+        return Err(Error::configuration(message).with_hint(hint));
     }
     Ok(Request {
         micro_batches: micro,
         sub_batches: options.sub_batches,
-        keep: options.keep,
+        keep: options.keep.clone(),
         pieces: options.pieces,
         cut: options.cut,
-        ..Request::new(options.model.layers, options.tensor, sequences)
+        layers: options.model.layers,
+        layout: layout.clone(),
+        sequences,
     })
 }
 
@@ -156,8 +177,8 @@ impl Job {
 fn programs(options: &Options, request: &Request, workspace: Workspace) -> (Statics, Program, Program) {
     let train = options.variant.build(request);
     let evaluate = EVALUATE.build(&Request { micro_batches: 1, ..request.clone() });
-    let (model, tensor) = (&options.model, options.tensor);
-    let statics = Statics::new(model, tensor, Purpose::Training, options.batch, train.parts.len());
+    let (model, layout) = (&options.model, &options.layout);
+    let statics = Statics::new(model, layout, Purpose::Training, options.batch, train.parts.len());
     let train = Program::new(train, &statics, workspace);
     let evaluate = Program::new(evaluate, &statics, workspace);
     (statics, train, evaluate)

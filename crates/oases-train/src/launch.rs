@@ -65,7 +65,7 @@ pub fn train(job: Job, listen: &mut dyn FnMut(&Event)) -> Result<Summary> {
     start_ranks(&job, checkpoint.map(Arc::new), chronicle, &messages)?;
     drop(messages);
 
-    let mut reports = follow(&inbox, job.options.tensor as usize, &mut course, listen)?;
+    let mut reports = follow(&inbox, job.options.layout.group() as usize, &mut course, listen)?;
     reports.sort_by_key(|report| report.tp_rank);
     let timings: Vec<_> = reports.iter_mut().map(|report| std::mem::take(&mut report.timings)).collect();
     if timings.iter().all(|timings| !timings.is_empty()) {
@@ -90,7 +90,7 @@ fn start_ranks(
     chronicle: Chronicle,
     messages: &Sender<Message>,
 ) -> Result<()> {
-    let ranks = job.options.tensor as usize;
+    let ranks = job.options.layout.group() as usize;
     let arena_bytes = job.arena_bytes();
     // All arenas first: a machine that cannot hold them says so before any rank runs.
     let arenas = (0..ranks).map(|_| new_arena(arena_bytes)).collect::<Result<Vec<Arena>>>()?;
@@ -228,7 +228,7 @@ impl Course {
             arena_bytes_planned: job.arena_bytes().0,
             arena_bytes_used: reports.iter().map(|report| report.arena_used.0).max().unwrap_or(0),
             schedule: job.train.schedule.name.clone(),
-            tensor: job.options.tensor as usize,
+            tensor: job.options.layout.group() as usize,
             parameters: job.options.model.parameter_count(),
             checkpoint: self.checkpoint.clone(),
         }

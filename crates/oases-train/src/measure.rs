@@ -102,7 +102,7 @@ pub fn contenders(
             let held = operations(&schedule);
             left.retain(|operation| !held.contains(operation));
             if left.len() < before {
-                contenders.push(Contender { schedule, link });
+                contenders.push(Contender { schedule, link, lasts: None });
             }
         }
     }

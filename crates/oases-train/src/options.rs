@@ -4,21 +4,21 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use oases_exec::comm::Link;
-use oases_schedule::{Cut, Keep, Model, Variant};
+use oases_schedule::{Cut, Keeps, Layout, Model, Variant};
 
 /// A training run. The values are those of the configuration, checked there for range.
 #[derive(Clone)]
 pub struct Options {
     /// The model.
     pub model: Model,
-    /// Ranks of the TMP group.
-    pub tensor: u32,
+    /// The TMP group and the degree of every block.
+    pub layout: Layout,
     /// The schedule.
     pub variant: &'static Variant,
     /// Sub-batches of a micro-batch.
     pub sub_batches: u32,
-    /// What a forward keeps, where that is not left to the schedule.
-    pub keep: Option<Keep>,
+    /// What forwards keep.
+    pub keep: Keeps,
     /// Pieces of the products that a decomposing schedule cuts.
     pub pieces: u8,
     /// Along which dimension it cuts them.

@@ -115,7 +115,7 @@ impl<B: Backend, C: Communicator<B::Region>, H: HostGroup> Rank<'_, B, C, H> {
         let inputs = self.inputs(step, targets, Some(self.hyper(step, learning_rate)));
         self.execute(&job.train, &inputs)?;
 
-        let loss = self.summed_loss(job.train.schedule.parts.len()) / targets as f64;
+        let loss = self.summed_loss(job.train.schedule.parts.len())? / targets as f64;
         let mut square_norm = [0.0];
         self.backend.read(job.statics.norm, &mut square_norm);
         let grad_norm = f64::from(square_norm[0]).sqrt();
@@ -171,11 +171,14 @@ impl<B: Backend, C: Communicator<B::Region>, H: HostGroup> Rank<'_, B, C, H> {
             .map_err(|Interrupted { at, source }| Error::communicator(&source, &format!(" ({at})")))
     }
 
-    fn summed_loss(&mut self, parts: usize) -> f64 {
+    fn summed_loss(&mut self, parts: usize) -> Result<f64> {
         let losses = &mut self.losses[..parts];
         let bytes = parts * size_of::<f32>();
         self.backend.read(Span { bytes, ..self.job.statics.losses }, losses);
-        losses.iter().map(|&loss| f64::from(loss)).sum()
+        let own = losses.iter().map(|&loss| f64::from(loss)).sum();
+        let statics = &self.job.statics;
+        sum_of_replicas(&self.host, own, statics.degree(BlockId::Head))
+            .map_err(|error| Error::communicator(&error, " (loss)"))
     }
 
     /// Mean loss over the held-out text, every target counted once. `None` where nothing is held out.
@@ -190,7 +193,7 @@ impl<B: Backend, C: Communicator<B::Region>, H: HostGroup> Rank<'_, B, C, H> {
             self.pad(sequences as usize);
             let inputs = self.inputs(step, 1, None);
             self.execute(&job.evaluate, &inputs)?;
-            loss += self.summed_loss(job.evaluate.schedule.parts.len());
+            loss += self.summed_loss(job.evaluate.schedule.parts.len())?;
         }
         Ok((targets > 0).then(|| loss / targets as f64))
     }
@@ -207,7 +210,7 @@ impl<B: Backend, C: Communicator<B::Region>, H: HostGroup> Rank<'_, B, C, H> {
     fn refuse_weights_that_are_no_numbers(&mut self, done: u64) -> Result<()> {
         let statics = &self.job.statics;
         // The place of the norm is free between steps.
-        self.backend.square_norm([statics.weights(), Span::default()], statics.norm);
+        self.backend.square_norm(&[statics.weights()], statics.norm);
         let mut square = [0.0];
         self.backend.read(statics.norm, &mut square);
         if square[0].is_finite() { Ok(()) } else { Err(Error::NonFiniteWeights { step: done }) }
@@ -276,6 +279,23 @@ impl<B: Backend, C: Communicator<B::Region>, H: HostGroup> Rank<'_, B, C, H> {
             FaultKind::NonFinite => self.poison_weights(),
         }
     }
+}
+
+/// The sum of a value over the replicas of the head, whose TMP degree is given, on every rank.
+fn sum_of_replicas(
+    host: &impl HostGroup,
+    own: f64,
+    degree: u32,
+) -> std::result::Result<f64, CommunicatorError> {
+    if degree as usize == host.ranks() {
+        return Ok(own);
+    }
+    let number = |bytes: &[u8]| f64::from_le_bytes(bytes.try_into().expect("the eight bytes of a number"));
+    let gathered = host.gather(own.to_le_bytes().to_vec())?;
+    // The ranks of a replica have the same value.
+    let sum = gathered.map(|all| all.iter().step_by(degree as usize).map(|bytes| number(bytes)).sum::<f64>());
+    let sum = host.broadcast(sum.map(|sum| sum.to_le_bytes().to_vec()))?;
+    Ok(number(&sum))
 }
 
 /// What rank 0 says before each tensor of a checkpoint.

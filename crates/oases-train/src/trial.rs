@@ -1,16 +1,17 @@
 //! Times schedules on synthetic tokens: the same ranks run all of them in turn, round after round, so that a machine
 //! whose speed drifts treats all alike.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use oases_exec::arena::{Arena, ArenaError, Region};
 use oases_exec::comm::local::{LocalCommunicator, LocalOptions, group};
-use oases_exec::comm::{HostGroup, Link};
+use oases_exec::comm::{Communicator, HostGroup, Link};
 use oases_exec::null::{NullBackend, scaled};
 use oases_exec::philox::philox4x32;
 use oases_exec::{AdamW, Backend, CpuBackend, Interpreter, Program, StepInputs, Timing};
-use oases_schedule::{Instruction, Model, Operands, Operation, Purpose, Schedule, Span, Statics};
+use oases_schedule::{BlockId, Instruction, Layout, Model, Purpose, Schedule, Span, Statics};
 
 use crate::error::{Error, Result};
 use crate::weights::Shards;
@@ -18,33 +19,28 @@ use crate::weights::Shards;
 /// A schedule, and the network that is emulated while it runs.
 #[derive(Clone, Debug)]
 pub struct Contender {
-    /// The schedule.
+    /// The schedule. All contenders of a trial have the same group of ranks; degrees and batches may differ.
     pub schedule: Schedule,
     /// The network; none leaves the ranks' memory as fast as it is.
     pub link: Option<Link>,
+    /// Where given, nothing is computed, and each instruction lasts as long as this says: what schedule, executor and link do
+    /// without the noise of a machine, and with more ranks than it has processors. For all contenders or for none.
+    pub lasts: Option<Vec<Duration>>,
 }
 
 /// What is to be timed.
 pub struct Trial<'a> {
     /// The model.
     pub model: &'a Model,
-    /// Ranks of the TMP group.
-    pub tensor: u32,
-    /// What runs in turn. Batches may differ.
+    /// What runs in turn.
     pub contenders: &'a [Contender],
     /// Rounds that are not counted.
     pub warmup: usize,
     /// Rounds that are.
     pub rounds: usize,
-    /// Where given, nothing is computed, and each instruction lasts as long as this says: what schedule, executor and link do
-    /// without the noise of a machine, and with more ranks than it has processors.
-    pub timed: Option<&'a Lasts<'a>>,
     /// Set from outside, ends the trial after the step at hand.
     pub stop: &'a AtomicBool,
 }
-
-/// How long an operation lasts on so many sequences.
-pub type Lasts<'a> = dyn Fn(Operation, u32) -> Duration + Sync + 'a;
 
 /// One step of one contender.
 #[derive(Clone, Debug)]
@@ -71,20 +67,19 @@ impl Trial<'_> {
     /// Samples of each contender, in the order of rounds. `finished` is told the contender after each step. Ended from
     /// outside, there may be fewer samples, of some contenders one fewer than of others.
     pub fn run(&self, finished: &(dyn Fn(usize) + Sync)) -> Result<Vec<Vec<Sample>>> {
-        let schedules = || self.contenders.iter().map(|contender| &contender.schedule);
-        let sequences = schedules().map(Schedule::batch).max().unwrap_or(0);
-        let parts = schedules().map(|schedule| schedule.parts.len()).max().unwrap_or(0);
-        let statics = Statics::new(self.model, self.tensor, Purpose::Training, sequences, parts);
-        let workspace = CpuBackend::workspace(self.model, self.tensor);
-        let programs: Vec<Program> =
-            schedules().map(|schedule| Program::new(schedule.clone(), &statics, workspace)).collect();
+        let Some(ranks) = self.contenders.first().map(|first| first.schedule.layout.group()) else {
+            return Ok(Vec::new());
+        };
+        let programs: Vec<(Statics, Program)> =
+            self.contenders.iter().map(|contender| self.program(&contender.schedule)).collect();
+        let timed = self.contenders.iter().any(|contender| contender.lasts.is_some());
         let networks = Networks::new(self.contenders);
         let groups = networks.links.iter().map(|&link| {
             // The null backend hands communicators less than the real buffers.
-            let link = if self.timed.is_some() { link.map(scaled) } else { link };
-            group(self.tensor as usize, LocalOptions { link, ..LocalOptions::default() })
+            let link = if timed { link.map(scaled) } else { link };
+            group(ranks as usize, LocalOptions { link, ..LocalOptions::default() })
         });
-        let ends = by_rank(groups.collect(), self.tensor as usize);
+        let ends = by_rank(groups.collect(), ranks as usize);
         let last = AtomicUsize::new(usize::MAX);
         let began = Instant::now();
         let of_ranks = std::thread::scope(|scope| {
@@ -94,7 +89,6 @@ impl Trial<'_> {
                     let rank = Rank {
                         trial: self,
                         tp_rank,
-                        statics: &statics,
                         programs: &programs,
                         networks: &networks,
                         last: &last,
@@ -109,7 +103,15 @@ impl Trial<'_> {
             });
             joined.collect::<Result<Vec<_>>>()
         })?;
-        Ok(joined(of_ranks))
+        Ok(joined(of_ranks, &programs))
+    }
+
+    fn program(&self, schedule: &Schedule) -> (Statics, Program) {
+        let (sequences, parts) = (schedule.batch(), schedule.parts.len());
+        let statics = Statics::new(self.model, &schedule.layout, Purpose::Training, sequences, parts);
+        let workspace = CpuBackend::workspace(self.model);
+        let program = Program::new(schedule.clone(), &statics, workspace);
+        (statics, program)
     }
 
     /// Random tokens, the same for every schedule and round. Returns the number of targets.
@@ -191,8 +193,7 @@ fn by_rank(groups: Vec<Vec<LocalCommunicator>>, ranks: usize) -> Vec<Vec<LocalCo
 struct Rank<'a> {
     trial: &'a Trial<'a>,
     tp_rank: u32,
-    statics: &'a Statics,
-    programs: &'a [Program],
+    programs: &'a [(Statics, Program)],
     networks: &'a Networks,
     /// The turn before which all ranks stop.
     last: &'a AtomicUsize,
@@ -202,35 +203,35 @@ struct Rank<'a> {
 
 impl Rank<'_> {
     fn run(&self, communicators: Vec<LocalCommunicator>) -> Result<Vec<Vec<Sample>>> {
-        let bytes = self.programs.iter().map(|program| program.plan.bytes).max().unwrap_or_default();
+        let bytes = self.programs.iter().map(|(_, program)| program.plan.bytes).max().unwrap_or_default();
         let too_large = |error: ArenaError| Error::configuration(error.to_string());
-        match self.trial.timed {
-            None => {
-                let mut backend = CpuBackend::new(Arena::new(bytes.0 as usize).map_err(too_large)?);
-                Shards { statics: self.statics, tp_rank: self.tp_rank }.initialize(&mut backend, 0);
-                self.run_on(backend, communicators)
-            }
-            Some(lasts) => {
-                let duration = |instruction: &Instruction, operands: &Operands| {
-                    instruction.operation().map_or(Duration::ZERO, |operation| {
-                        let sequences = if operation.is_on_part() { operands.sequences as u32 } else { 0 };
-                        lasts(operation, sequences)
-                    })
-                };
-                let ranks = self.trial.tensor as usize;
-                self.run_on(NullBackend::new(bytes, ranks, duration).map_err(too_large)?, communicators)
-            }
+        let contenders = self.trial.contenders;
+        let lasts: Vec<&[Duration]> =
+            contenders.iter().filter_map(|contender| contender.lasts.as_deref()).collect();
+        // The contender whose turn it is.
+        let turn = Cell::new(0);
+        if lasts.is_empty() {
+            let backend = CpuBackend::new(Arena::new(bytes.0 as usize).map_err(too_large)?);
+            return self.run_on(backend, communicators, &turn);
         }
+        if lasts.len() < contenders.len() {
+            return Err(Error::internal("a trial of timed and untimed contenders"));
+        }
+        let ranks = communicators[0].ranks();
+        let duration = |index: usize| lasts[turn.get()][index];
+        self.run_on(NullBackend::new(bytes, ranks, duration).map_err(too_large)?, communicators, &turn)
     }
 
     fn run_on<B: Backend<Region = Region>>(
         &self,
         mut backend: B,
         mut communicators: Vec<LocalCommunicator>,
+        current: &Cell<usize>,
     ) -> Result<Vec<Vec<Sample>>> {
         let host = communicators[0].host_group();
         let mut interpreter = Interpreter::new(self.tp_rank, self.began);
         let mut samples = vec![Vec::new(); self.programs.len()];
+        let mut laid_out: Option<&Layout> = None;
         'rounds: for round in 0..self.trial.warmup + self.trial.rounds {
             for (index, samples) in samples.iter_mut().enumerate() {
                 let turn = round * self.programs.len() + index;
@@ -240,6 +241,13 @@ impl Rank<'_> {
                 host.barrier().map_err(|error| Error::communicator(&error, " (trial)"))?;
                 if self.last.load(Ordering::Relaxed) <= turn {
                     break 'rounds;
+                }
+                current.set(index);
+                let statics = &self.programs[index].0;
+                if laid_out != Some(&statics.layout) {
+                    // Another layout has the weights in other places.
+                    Shards { statics, tp_rank: self.tp_rank }.initialize(&mut backend, 0);
+                    laid_out = Some(&statics.layout);
                 }
                 let communicator = &mut communicators[self.networks.of[index]];
                 let sample = self.step(index, &mut interpreter, &mut backend, communicator)?;
@@ -261,31 +269,35 @@ impl Rank<'_> {
         backend: &mut B,
         communicator: &mut LocalCommunicator,
     ) -> Result<Sample> {
-        let program = &self.programs[index];
-        let targets = self.trial.write_batch(backend, self.statics, program);
+        let (statics, program) = &self.programs[index];
+        let targets = self.trial.write_batch(backend, statics, program);
         let inputs = inputs(targets);
         let host = communicator.host_group();
         host.barrier().map_err(|error| Error::communicator(&error, " (trial)"))?;
         let began_ns = self.began.elapsed().as_nanos() as u64;
         interpreter
-            .run(program, self.statics, backend, communicator, &inputs)
+            .run(program, statics, backend, communicator, &inputs)
             .map_err(|interrupted| Error::rank(self.tp_rank as usize, interrupted.to_string()))?;
         let step_ns = self.began.elapsed().as_nanos() as u64 - began_ns;
         let mut losses = vec![0.0; program.schedule.parts.len()];
-        backend.read(Span { bytes: 4 * losses.len(), ..self.statics.losses }, &mut losses);
+        backend.read(Span { bytes: 4 * losses.len(), ..statics.losses }, &mut losses);
         let loss = losses.iter().map(|&loss| f64::from(loss)).sum::<f64>() / targets as f64;
         Ok(Sample { step_ns, began_ns, timings: vec![interpreter.timings().to_vec()], loss })
     }
 }
 
-/// A step lasts as long as on its slowest rank.
-fn joined(of_ranks: Vec<Vec<Vec<Sample>>>) -> Vec<Vec<Sample>> {
-    let mut ranks = of_ranks.into_iter();
-    let mut all = ranks.next().unwrap_or_default();
-    for rank in ranks {
-        for (sample, other) in all.iter_mut().flatten().zip(rank.into_iter().flatten()) {
-            sample.step_ns = sample.step_ns.max(other.step_ns);
-            sample.timings.extend(other.timings);
+/// A step lasts as long as on its slowest rank. Its loss is the sum of those of the head's replicas.
+fn joined(of_ranks: Vec<Vec<Vec<Sample>>>, programs: &[(Statics, Program)]) -> Vec<Vec<Sample>> {
+    let mut ranks = (0_u32..).zip(of_ranks);
+    let mut all = ranks.next().map(|(_, first)| first).unwrap_or_default();
+    for (tp_rank, rank) in ranks {
+        for ((samples, others), (statics, _)) in all.iter_mut().zip(rank).zip(programs) {
+            let counts = statics.place_in(BlockId::Head, tp_rank) == 0;
+            for (sample, other) in samples.iter_mut().zip(others) {
+                sample.step_ns = sample.step_ns.max(other.step_ns);
+                sample.loss += if counts { other.loss } else { 0.0 };
+                sample.timings.extend(other.timings);
+            }
         }
     }
     all

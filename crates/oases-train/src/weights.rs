@@ -1,5 +1,7 @@
 //! Weights and moments between the arena of a rank and the outside: initial values, checkpoints in, checkpoints out.
 
+use std::ops::Range;
+
 use oases_exec::Backend;
 use oases_exec::comm::HostGroup;
 use oases_exec::philox::{Normal, key_from_seed};
@@ -35,6 +37,10 @@ impl Shards<'_> {
                 }
             }
             backend.write(self.statics.placed(index).weight, &values);
+            values.fill(0.0);
+            for moment in self.statics.moments(index) {
+                backend.write(moment, &values);
+            }
         }
     }
 
@@ -49,7 +55,7 @@ impl Shards<'_> {
             for (index, parameter) in self.statics.parameters.iter().enumerate() {
                 let name = kind.tensor_name(&parameter.name);
                 let mut values = self.room(parameter);
-                let (rows, columns) = parameter.slice(self.tp_rank, self.statics.tensor);
+                let (rows, columns) = self.slice(parameter);
                 let held = rows.len() * columns.len();
                 if parameter.vector {
                     checkpoint.read_slice(&name, columns, 0..1, &mut values[..held])?;
@@ -73,25 +79,33 @@ impl Shards<'_> {
     ) -> Result<()> {
         let parameter = &self.statics.parameters[index];
         let mut values = Vec::new();
-        // What every rank holds, rank 0 has already.
-        if self.tp_rank == 0 || parameter.shard != Shard::Whole {
+        // What every rank holds, rank 0 has already; other replicas hold the same as the first.
+        let degree = self.statics.degree(parameter.block);
+        let first_replica = self.tp_rank < degree && parameter.shard != Shard::Whole;
+        if self.tp_rank == 0 || first_replica {
             values = self.room(parameter);
             backend.read(self.place(index, kind), &mut values);
-            let (rows, columns) = parameter.slice(self.tp_rank, self.statics.tensor);
+            let (rows, columns) = self.slice(parameter);
             values.truncate(rows.len() * columns.len());
         }
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         drop(values);
         let gathered = host.gather(bytes).map_err(|error| Error::communicator(&error, " (checkpoint)"))?;
         match (gathered, writer) {
-            (Some(parts), Some(writer)) => write_whole(parameter, &parts, self.statics.tensor, writer),
+            (Some(parts), Some(writer)) => write_whole(parameter, &parts[..degree as usize], writer),
             _ => Ok(()),
         }
     }
 
     /// Zeros for all that a rank has room for.
     fn room(&self, parameter: &Parameter) -> Vec<f32> {
-        vec![0.0; parameter.local_elements(self.statics.tensor)]
+        vec![0.0; parameter.local_elements(self.statics.degree(parameter.block))]
+    }
+
+    /// The rows and columns of the full tensor that this rank holds.
+    fn slice(&self, parameter: &Parameter) -> (Range<usize>, Range<usize>) {
+        let place = self.statics.place_in(parameter.block, self.tp_rank);
+        parameter.slice(place, self.statics.degree(parameter.block))
     }
 
     fn place(&self, index: usize, kind: Kind) -> Span {
@@ -104,7 +118,7 @@ impl Shards<'_> {
 
     /// Calls with the index of the row's first element in the full tensor, and the row's part on this rank.
     fn for_each_row(&self, parameter: &Parameter, values: &mut [f32], mut fill: impl FnMut(u64, &mut [f32])) {
-        let (rows, columns) = parameter.slice(self.tp_rank, self.statics.tensor);
+        let (rows, columns) = self.slice(parameter);
         if columns.is_empty() {
             return;
         }
@@ -114,13 +128,8 @@ impl Shards<'_> {
     }
 }
 
-/// Puts the parts of all ranks together, row by row.
-fn write_whole(
-    parameter: &Parameter,
-    parts: &[Vec<u8>],
-    tensor: u32,
-    writer: &mut TensorWriter<'_>,
-) -> Result<()> {
+/// Puts the parts of the ranks of one replica together, row by row.
+fn write_whole(parameter: &Parameter, parts: &[Vec<u8>], writer: &mut TensorWriter<'_>) -> Result<()> {
     let numbers = |bytes: &[u8]| -> Vec<f32> {
         bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
     };
@@ -130,7 +139,7 @@ fn write_whole(
         Shard::Columns => {
             for row in 0..parameter.rows {
                 for (tp_rank, part) in (0..).zip(parts) {
-                    let (_, columns) = parameter.slice(tp_rank, tensor);
+                    let (_, columns) = parameter.slice(tp_rank, parts.len() as u32);
                     let bytes = columns.len() * size_of::<f32>();
                     writer.write(&numbers(&part[row * bytes..(row + 1) * bytes]))?;
                 }

@@ -1,15 +1,17 @@
-//! What can go wrong in a group of ranks: always which rank, and in which call.
+//! What can go wrong between ranks: always which rank, and in which call.
 
 use std::fmt;
 use std::time::Duration;
 
+use oases_schedule::Grouping;
+
 use super::{HostOperation, Operation, Tag};
 
-/// A failure of a group. It is final: every later call on every rank of the group returns it too.
+/// A failure of a communicator. It is final: every later call on every rank returns it too.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommunicatorError {
-    /// A rank gave up, panicked, or left the group.
+    /// A rank gave up, panicked, or left.
     #[error("rank {failed} failed ({reason}) while rank {rank} was in {during}")]
     PeerFailed {
         /// The rank that failed.
@@ -33,7 +35,7 @@ pub enum CommunicatorError {
         /// The ranks that had not started it.
         waiting_for: Vec<usize>,
     },
-    /// Ranks disagree on what the next call of the group is.
+    /// Ranks disagree on what the next call is.
     #[error("ranks disagree: rank {first_rank} called {first}, rank {second_rank} called {second}")]
     Mismatch {
         /// The rank that called first.
@@ -67,13 +69,15 @@ pub enum CommunicatorError {
     },
 }
 
-/// A call that all ranks of a group must make together.
+/// A call that all ranks must make, each at the same place in its order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
     /// A collective on device memory.
     Collective {
         /// What is done.
         operation: Operation,
+        /// Which ranks it joins.
+        grouping: Grouping,
         /// The caller's name for it.
         tag: Tag,
         /// Size of each rank's region.
@@ -86,7 +90,14 @@ pub enum Call {
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Call::Collective { operation, tag, bytes } => write!(f, "{operation} {tag} of {bytes} B"),
+            Call::Collective { operation, grouping, tag, bytes } => {
+                write!(f, "{operation} {tag} of {bytes} B")?;
+                match grouping {
+                    Grouping::Whole => Ok(()),
+                    Grouping::Cut { size, stride: 1 } => write!(f, " over groups of {size}"),
+                    Grouping::Cut { size, stride } => write!(f, " over groups of {size}, {stride} apart"),
+                }
+            }
             Call::Host(operation) => operation.fmt(f),
         }
     }

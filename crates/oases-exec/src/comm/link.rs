@@ -4,18 +4,21 @@ use std::time::Duration;
 
 use super::Operation;
 
-/// A network link between the ranks of a group, to emulate a slow one in shared memory.
+/// The network link of each rank, to emulate a slow one in shared memory.
 ///
-/// A collective takes the time that the ring algorithm needs on links of this kind. With `t` ranks and `S`
+/// A collective takes the time that the ring algorithm needs on links of this kind. With `t` members and `S`
 /// bytes,
 ///
 /// - all-reduce: `2(t-1)/t · S / bandwidth + 2(t-1) · latency` (a reduce-scatter, then an all-gather),
 /// - all-gather: `(t-1)/t · S / bandwidth + (t-1) · latency`, where `S` counts all slots,
 ///
-/// from the moment at which the last rank has started it; nothing with one rank. (Thakur, Rabenseifner and
-/// Gropp, "Optimization of Collective Communication Operations in MPICH", 2005, sections 4.1 and 4.5, without
-/// the terms of the local arithmetic, which happens within that time here.) The collectives of a group occupy
-/// the link one after another: the next begins no earlier than the one before has ended.
+/// nothing with one member. (Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication
+/// Operations in MPICH", 2005, sections 4.1 and 4.5, without the terms of the local arithmetic, which happens
+/// within that time here.)
+///
+/// A rank's link carries the rank's collectives one at a time, in order. A collective begins once all its
+/// members have started it and the links of all of them have carried what comes before; it occupies these
+/// links to its end, and no others.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {
     /// What one rank can send, while it also receives as much.
@@ -25,14 +28,14 @@ pub struct Link {
 }
 
 impl Link {
-    /// How long a collective occupies the link. `bytes` is the size of each rank's whole region.
+    /// How long a collective occupies the links of its `members`. `bytes` is the size of each whole region.
     ///
     /// # Panics
     /// If the bandwidth is not positive.
-    pub fn duration(&self, operation: Operation, bytes: usize, ranks: usize) -> Duration {
+    pub fn duration(&self, operation: Operation, bytes: usize, members: usize) -> Duration {
         assert!(self.bandwidth_bytes_per_s > 0.0, "a link needs a positive bandwidth, not {self:?}");
-        let hops = ranks.saturating_sub(1);
-        let one_way_s = hops as f64 / ranks as f64 * bytes as f64 / self.bandwidth_bytes_per_s;
+        let hops = members.saturating_sub(1);
+        let one_way_s = hops as f64 / members as f64 * bytes as f64 / self.bandwidth_bytes_per_s;
         let one_way = Duration::from_secs_f64(one_way_s) + self.latency * hops as u32;
         match operation {
             Operation::AllReduceSum => 2 * one_way,

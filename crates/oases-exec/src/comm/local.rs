@@ -1,9 +1,10 @@
-//! A group whose ranks are threads of one process.
+//! A communicator whose ranks are threads of one process.
 //!
-//! Ranks put their regions on a shared board. Once all have started a collective, it is cut into parts, and
-//! whoever has time does them: a rank whose [`sync`](Communicator::sync) would wait, a communication thread
-//! on a processor to spare, or, for a small collective, the rank that started it last. An emulated [`Link`]
-//! adds a time before which `sync` does not return; threads that wait for it do the arithmetic meanwhile.
+//! Ranks put their regions on a shared board. Once all members of a group have started a collective, its parts
+//! can be done, and whoever has time does them, in the group or not: a rank whose [`sync`](Communicator::sync)
+//! would wait, a communication thread on a processor to spare, or, for a small collective, the member that
+//! started it last. An emulated [`Link`] of each rank adds a time before which `sync` does not return; threads
+//! that wait for it do the arithmetic meanwhile.
 //!
 //! There is no communication thread for every rank, because the arithmetic needs a processor wherever it is
 //! done. With as many ranks as processors such a thread would take one from a rank that computes: measured
@@ -11,7 +12,10 @@
 //! passes while ranks compute. Neither do results: sums are in rank order, element by element.
 
 mod board;
+mod collective;
 mod host;
+mod members;
+mod order;
 mod reduce;
 mod shared;
 #[cfg(test)]
@@ -23,19 +27,21 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use oases_schedule::Grouping;
+
 use self::shared::Shared;
-use super::{Communicator, CommunicatorError, Link, Operation, Tag, Ticket};
+use super::{Call, Communicator, CommunicatorError, Link, Operation, Tag, Ticket};
 use crate::arena::Region;
 
-/// How a local group behaves.
+/// How a local communicator behaves.
 #[derive(Clone, Debug)]
 pub struct LocalOptions {
     /// A network to emulate; without one, collectives are as fast as memory.
     pub link: Option<Link>,
-    /// How long a rank waits for the others to make the same call before the group fails.
+    /// How long a rank waits for the others to make the same call before all of them fail.
     pub timeout: Duration,
     /// Threads that do arithmetic beside the ranks' own; by default one for each processor that no rank
-    /// of the group needs, at most one per rank.
+    /// needs, at most one per rank.
     pub communication_threads: Option<usize>,
 }
 
@@ -56,12 +62,12 @@ impl LocalOptions {
     }
 }
 
-/// Makes a group of `ranks` ranks: one communicator for each rank's thread, in rank order.
+/// Makes a communicator between `ranks` ranks: one end for each rank's thread, in rank order.
 ///
 /// # Panics
 /// If `ranks` is 0.
 pub fn group(ranks: usize, options: LocalOptions) -> Vec<LocalCommunicator> {
-    assert!(ranks > 0, "a group has at least one rank");
+    assert!(ranks > 0, "a communicator has at least one rank");
     let shared = Arc::new(Shared::new(ranks, options.link, options.timeout));
     let threads = 0..options.threads_for(ranks);
     let threads = Arc::new(threads.filter_map(|index| CommunicationThread::spawn(index, &shared)).collect());
@@ -73,9 +79,9 @@ pub fn group(ranks: usize, options: LocalOptions) -> Vec<LocalCommunicator> {
     (0..ranks).map(communicator).collect()
 }
 
-/// One rank's end of a local group.
+/// One rank's end of a local communicator.
 ///
-/// Dropped in a panic, it fails the group. Dropped otherwise, it leaves: what it has started stays valid for
+/// Dropped in a panic, it fails the communicator. Dropped otherwise, it leaves: what it has started stays valid for
 /// the others, and what it has not started is an error for them.
 #[derive(Debug)]
 pub struct LocalCommunicator {
@@ -92,7 +98,7 @@ impl LocalCommunicator {
         LocalHostGroup { member: Arc::clone(&self.member) }
     }
 
-    /// Lets a supervisor end the group in this rank's name.
+    /// Lets a supervisor end the communicator in this rank's name.
     pub fn abort_handle(&self) -> AbortHandle {
         AbortHandle { shared: Arc::clone(&self.member.shared), rank: self.member.rank }
     }
@@ -107,11 +113,14 @@ impl Communicator<Region> for LocalCommunicator {
         self.member.shared.ranks
     }
 
-    fn start(&mut self, operation: Operation, tag: Tag, region: Region) -> Ticket {
-        let (ranks, len) = (self.ranks(), region.len());
-        let slots = operation != Operation::AllGather || len.is_multiple_of(ranks);
-        assert!(slots, "all-gather {tag} over {ranks} ranks cannot cut {len} elements into equal slots");
-        self.member.shared.start(self.member.rank, (operation, tag), region, &mut self.work)
+    fn start(&mut self, operation: Operation, grouping: Grouping, tag: Tag, region: Region) -> Ticket {
+        let (ranks, len) = (self.ranks() as u32, region.len());
+        let call = Call::Collective { operation, grouping, tag, bytes: size_of_val::<[f32]>(&region) };
+        assert!(grouping.fits(ranks), "{call}: {ranks} ranks do not fall into such groups");
+        let members = grouping.size(ranks);
+        let slots = operation != Operation::AllGather || len.is_multiple_of(members as usize);
+        assert!(slots, "{call}: {len} elements are not {members} equal slots");
+        self.member.shared.start(self.member.rank, call, region, &mut self.work)
     }
 
     fn sync(&mut self, ticket: Ticket) -> Result<Region, CommunicatorError> {
@@ -130,7 +139,7 @@ impl Drop for LocalCommunicator {
     }
 }
 
-/// Ends a group on all ranks, from any thread.
+/// Ends a communicator on all ranks, from any thread.
 #[derive(Clone, Debug)]
 pub struct AbortHandle {
     shared: Arc<Shared>,
@@ -152,7 +161,7 @@ struct Member {
 }
 
 impl Member {
-    /// Fails the group if a handle is dropped because its thread panics.
+    /// Fails the communicator if a handle is dropped because its thread panics.
     fn fail_in_panic(&self) {
         if thread::panicking() {
             self.shared.fail_rank(&mut self.shared.lock(), self.rank, "panicked");
@@ -166,7 +175,7 @@ impl Drop for Member {
     }
 }
 
-/// A thread that does parts of collectives until the group ends, when dropping it waits for it.
+/// A thread that does parts of collectives until the communicator ends, when dropping it waits for it.
 #[derive(Debug)]
 struct CommunicationThread(Option<JoinHandle<()>>);
 

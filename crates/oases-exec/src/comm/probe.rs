@@ -3,7 +3,7 @@
 //! On some platforms copies between peers return success and deliver zeros. A run must not find that out from
 //! its loss, so every communicator is probed before the first step.
 
-use oases_schedule::Span;
+use oases_schedule::{Grouping, Span};
 
 use super::{Communicator, CommunicatorError, Operation, Tag};
 use crate::arena::{Arena, Region};
@@ -16,8 +16,8 @@ const TAGS: [Tag; 2] = [Tag(u32::MAX - 1), Tag(u32::MAX)];
 
 /// All-reduces and all-gathers data that differs on every rank, and checks every element for equality.
 ///
-/// All ranks of the group call it, with nothing else in flight. On a wrong result the error names the rank
-/// that received and, where one alone is to blame, the rank that sent; the group is aborted.
+/// All ranks call it, with nothing else in flight. On a wrong result the error names the rank
+/// that received and, where one alone is to blame, the rank that sent; the communicator is aborted.
 pub fn probe(communicator: &mut impl Communicator<Region>) -> Result<(), CommunicatorError> {
     let outcome = probe_all_gather(communicator).and_then(|()| probe_all_reduce(communicator));
     if let Err(error @ CommunicatorError::WrongData { .. }) = &outcome {
@@ -71,7 +71,7 @@ fn run(
     for (index, value) in arena.write(span).iter_mut().enumerate() {
         *value = fill(index / SEGMENT, index % SEGMENT);
     }
-    let ticket = communicator.start(operation, tag, arena.lend(span));
+    let ticket = communicator.start(operation, Grouping::Whole, tag, arena.lend(span));
     communicator.sync(ticket)
 }
 
@@ -112,10 +112,10 @@ mod tests {
             3
         }
 
-        fn start(&mut self, operation: Operation, tag: Tag, region: Region) -> Ticket {
+        fn start(&mut self, operation: Operation, grouping: Grouping, tag: Tag, region: Region) -> Ticket {
             let bytes = region.span().bytes;
             self.pending = Some((operation, region));
-            Ticket::new(0, Call::Collective { operation, tag, bytes })
+            Ticket::new(0, Call::Collective { operation, grouping, tag, bytes })
         }
 
         fn sync(&mut self, _ticket: Ticket) -> Result<Region, CommunicatorError> {

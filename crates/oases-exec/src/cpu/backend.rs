@@ -27,8 +27,8 @@ impl CpuBackend {
     }
 
     /// What the attention kernels want as workspace, for the memory plan.
-    pub fn workspace(model: &Model, tensor: u32) -> Workspace {
-        let shape = Attention::on_rank(model, tensor, 1);
+    pub fn workspace(model: &Model) -> Workspace {
+        let shape = Attention::on_rank(model, 1, 1);
         let bytes = |elements: usize| Bytes((elements * size_of::<f32>()) as u64);
         Workspace {
             attention_forward: bytes(shape.forward_workspace()),
@@ -113,6 +113,12 @@ impl Backend for CpuBackend {
             &mut table[..shard.valid * hidden],
             accumulate,
         );
+    }
+
+    fn copy(&mut self, from: Span, to: Span) {
+        let mut claims = self.arena.claims();
+        let from: &[f32] = claims.read(from);
+        claims.write(to).copy_from_slice(from);
     }
 
     fn columns_to_rows(&mut self, x: Span, scratch: Span, hidden: usize, pieces: u8) {
@@ -235,7 +241,7 @@ impl Backend for CpuBackend {
         cross_entropy_backward(claims.write(logits), shard, lse, targets, scale);
     }
 
-    fn square_norm(&mut self, gradients: [Span; 2], out: Span) {
+    fn square_norm(&mut self, gradients: &[Span], out: Span) {
         let mut claims = self.arena.claims();
         let sum: f64 = gradients.iter().map(|&span| sum_of_squares(claims.read(span))).sum();
         claims.write(out)[0] = sum as f32;

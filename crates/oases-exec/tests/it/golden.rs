@@ -52,10 +52,10 @@ impl Golden {
     }
 
     fn run(&self, variant: &Variant, tensor: u32, micro: u32, sub: u32, steps: usize) -> Outcome {
-        let schedule = variant.build(&request(&self.model, tensor, 3 / micro, micro, sub));
+        let schedule = variant.build(&request(&self.model, &tensor.to_string(), 3 / micro, micro, sub));
         let batches = vec![(self.tokens.clone(), self.targets.clone()); steps];
-        let (model, weights) = (self.model.clone(), &self.weights);
-        Run { model, tensor, schedule, weights, batches, hyper: HYPER }.run()
+        let (model, layout, weights) = (self.model.clone(), schedule.layout.clone(), &self.weights);
+        Run { model, layout, schedule, weights, batches, hyper: HYPER }.run()
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Instant;
 use oases_exec::arena::Arena;
 use oases_exec::comm::local::{LocalCommunicator, LocalOptions, group};
 use oases_exec::{AdamW, Backend, CpuBackend, Interpreter, Program, StepInputs};
-use oases_schedule::{Model, Parameter, Purpose, Request, Schedule, Span, Statics};
+use oases_schedule::{BlockId, Layout, Model, Parameter, Purpose, Request, Schedule, Span, Statics};
 
 /// A tensor for each parameter name, in full.
 pub(crate) type Tensors = BTreeMap<String, Vec<f32>>;
@@ -14,7 +14,7 @@ pub(crate) type Tensors = BTreeMap<String, Vec<f32>>;
 /// Some steps of training.
 pub(crate) struct Run<'a> {
     pub model: Model,
-    pub tensor: u32,
+    pub layout: Layout,
     pub schedule: Schedule,
     pub weights: &'a Tensors,
     /// Tokens and targets of each step.
@@ -47,22 +47,29 @@ pub(crate) const HYPER: AdamW = AdamW {
     clip: 1.0,
 };
 
-pub(crate) fn request(model: &Model, tensor: u32, sequences: u32, micro: u32, sub: u32) -> Request {
-    Request { micro_batches: micro, sub_batches: sub, ..Request::new(model.layers, tensor, sequences) }
+/// The TMP degrees of a model's blocks, in the text form.
+pub(crate) fn layout(model: &Model, degrees: &str) -> Layout {
+    let layout = Layout::parse(degrees, Schedule::blocks(model.layers)).expect("degrees of every block");
+    assert_eq!(layout.check(), Ok(()), "{degrees}");
+    layout
+}
+
+pub(crate) fn request(model: &Model, degrees: &str, sequences: u32, micro: u32, sub: u32) -> Request {
+    let layout = layout(model, degrees);
+    Request { micro_batches: micro, sub_batches: sub, layout, ..Request::new(model.layers, 1, sequences) }
 }
 
 impl Run<'_> {
     pub(crate) fn run(&self) -> Outcome {
-        let ranks = self.tensor as usize;
+        let ranks = self.layout.group() as usize;
         let statics = Statics::new(
             &self.model,
-            self.tensor,
+            &self.layout,
             Purpose::Training,
             self.schedule.batch(),
             self.schedule.parts.len(),
         );
-        let program =
-            Program::new(self.schedule.clone(), &statics, CpuBackend::workspace(&self.model, self.tensor));
+        let program = Program::new(self.schedule.clone(), &statics, CpuBackend::workspace(&self.model));
         let communicators = group(ranks, LocalOptions::default());
         let shards: Vec<Shard> = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..)
@@ -74,21 +81,25 @@ impl Run<'_> {
                 .collect();
             threads.into_iter().map(|thread| thread.join().expect("a rank panicked")).collect()
         });
-        for shard in &shards {
-            assert_eq!(shard.losses, shards[0].losses, "ranks of a group have one loss");
+        let head = statics.degree(BlockId::Head) as usize;
+        for (tp_rank, shard) in shards.iter().enumerate() {
+            let first = &shards[tp_rank / head * head];
+            assert_eq!(shard.losses, first.losses, "ranks of a replica have one loss");
             assert_eq!(shard.norms, shards[0].norms, "ranks of a group have one norm");
         }
+        let replicas = || shards.iter().step_by(head);
+        let losses = (0..self.batches.len()).map(|step| replicas().map(|shard| shard.losses[step]).sum());
         let whole = |pick: fn(&Shard) -> &Vec<Vec<f32>>| {
             let parameters = statics.parameters.iter().enumerate();
             parameters
                 .map(|(index, parameter)| {
                     let parts: Vec<&[f32]> = shards.iter().map(|shard| &*pick(shard)[index]).collect();
-                    (parameter.name.clone(), assemble(parameter, &parts))
+                    (parameter.name.clone(), assemble(&statics, parameter, &parts))
                 })
                 .collect()
         };
         Outcome {
-            losses: shards[0].losses.clone(),
+            losses: losses.collect(),
             norms: shards[0].norms.clone(),
             gradients: whole(|shard| &shard.gradients),
             weights: whole(|shard| &shard.weights),
@@ -107,7 +118,7 @@ impl Run<'_> {
         let arena = Arena::new(program.plan.bytes.0 as usize).expect("a small arena");
         let mut backend = CpuBackend::new(arena);
         for (index, parameter) in statics.parameters.iter().enumerate() {
-            let local = cut(parameter, &self.weights[&parameter.name], tp_rank, self.tensor);
+            let local = cut(statics, parameter, &self.weights[&parameter.name], tp_rank);
             backend.write(statics.placed(index).weight, &local);
         }
         let mut interpreter = Interpreter::new(tp_rank, Instant::now());
@@ -159,21 +170,23 @@ struct Shard {
 }
 
 /// The part of a full tensor that a rank holds, with its padding.
-fn cut(parameter: &Parameter, full: &[f32], tp_rank: u32, tensor: u32) -> Vec<f32> {
-    let (rows, columns) = parameter.slice(tp_rank, tensor);
+fn cut(statics: &Statics, parameter: &Parameter, full: &[f32], tp_rank: u32) -> Vec<f32> {
+    let degree = statics.degree(parameter.block);
+    let (rows, columns) = parameter.slice(tp_rank % degree, degree);
     let mut local: Vec<f32> = rows
         .flat_map(|row| columns.clone().map(move |column| row * parameter.columns + column))
         .map(|element| full[element])
         .collect();
-    local.resize(parameter.local_elements(tensor), 0.0);
+    local.resize(parameter.local_elements(degree), 0.0);
     local
 }
 
 /// The full tensor from the parts; where several ranks hold an element, they must agree.
-fn assemble(parameter: &Parameter, parts: &[&[f32]]) -> Vec<f32> {
+fn assemble(statics: &Statics, parameter: &Parameter, parts: &[&[f32]]) -> Vec<f32> {
+    let degree = statics.degree(parameter.block);
     let mut full: Vec<Option<f32>> = vec![None; parameter.elements()];
     for (tp_rank, part) in (0..).zip(parts) {
-        let (rows, columns) = parameter.slice(tp_rank, parts.len() as u32);
+        let (rows, columns) = parameter.slice(tp_rank % degree, degree);
         let mut values = part.iter();
         for row in rows {
             for (column, value) in columns.clone().zip(&mut values) {

@@ -3,5 +3,6 @@
 mod allocations;
 mod golden;
 mod harness;
+mod mixed;
 mod null;
 mod schedules;

@@ -22,8 +22,9 @@ fn run(
     duration: Duration,
 ) -> (Program, Vec<Trace>) {
     let model = Model::gpt(2, 64, 8, 32, 100);
-    let schedule = variant.build(&request(&model, ranks, 4, 1, 2));
-    let statics = Statics::new(&model, ranks, Purpose::Training, schedule.batch(), schedule.parts.len());
+    let schedule = variant.build(&request(&model, &ranks.to_string(), 4, 1, 2));
+    let statics =
+        Statics::new(&model, &schedule.layout, Purpose::Training, schedule.batch(), schedule.parts.len());
     let program = Program::new(schedule, &statics, Workspace::default());
     let options = LocalOptions { link: link.map(scaled), ..LocalOptions::default() };
     let began = Instant::now();
@@ -34,8 +35,9 @@ fn run(
                 let (program, statics) = (&program, &statics);
                 scope.spawn(move || {
                     let mut seen = Vec::new();
-                    let lasts = |instruction: &Instruction, _: &_| {
-                        seen.push(*instruction);
+                    let lasts = |index: usize| {
+                        let instruction = program.schedule.instructions[index];
+                        seen.push(instruction);
                         match instruction {
                             Instruction::Start { .. } | Instruction::Sync { .. } => Duration::ZERO,
                             _ => duration,

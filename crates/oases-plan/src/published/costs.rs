@@ -6,7 +6,7 @@ use oases_schedule::{
 
 use super::fit::{BlockFit, BlockParts, BlockSize};
 use super::table::PublishedTable;
-use crate::costs::{CollectiveTime, Costs};
+use crate::costs::{CollectiveTime, Costs, Reach};
 use crate::error::Error;
 use crate::link::Ring;
 use crate::machine::Machine;
@@ -38,9 +38,18 @@ pub struct GradientRing {
 /// - Parts of a forward or backward (the pieces of a product, the attention core) have the share of the whole that they
 ///   have in the fit. A share of floating-point operations would not do: the core has a fifth of the operations of
 ///   attention at hidden size 2048 and takes half of its time, for it passes over the scores many times.
+/// - A block of any degree takes what the table has for that degree and the rank's share of the batch, which is the table's
+///   batch of one TMP group.
+/// - Dropout and residual are in the published block times. So a reshard, which does them where the degree changes, is one
+///   operator here that copies the residual stream of the side that it comes from. Its gather goes over the links of the
+///   machine, and so does the reduction of gradients between the replicas of a block inside the group.
+/// - The step passes over the weights of the layers. In a mixed layout the share of a degree counts embedding and head too
+///   ([`oases_schedule::Plan::parameter_shares`]): with a small vocabulary it hardly differs.
 /// - Embedding, head, loss and norm cost nothing, and neither do their collectives, on purpose: the benchmark model does
-///   not have them.
-/// - The collective of the gradients is the reduction between data-parallel replicas, of the weights of all products.
+///   not have them. So nothing is gathered either where the degree changes behind the embedding or before the head.
+/// - The collective of the gradients is the reduction between data-parallel replicas of the whole group, of the weights of
+///   all products as if every block had the degree of the group. In a mixed layout a rank holds more than that: there the
+///   group is better taken as large as the machine, so that no such replicas are left.
 #[derive(Clone, Copy, Debug)]
 pub struct PublishedCosts<'a> {
     table: Option<&'a PublishedTable>,
@@ -148,7 +157,9 @@ impl<'a> PublishedCosts<'a> {
             },
             Operation::Tail(Direction::Forward, _, of, _) => forward_scale * piece(1, of),
             Operation::Tail(Direction::Backward, _, of, _) => backward_scale * piece(0, of),
-            Operation::Loss | Operation::Norm | Operation::Step => unreachable!("not of a layer"),
+            Operation::Reshard(_) | Operation::Loss | Operation::Norm | Operation::Step => {
+                unreachable!("not of a layer")
+            }
         })
     }
 }
@@ -157,6 +168,7 @@ impl Costs for PublishedCosts<'_> {
     fn compute(&self, operation: Operation, sequences: u32, tensor: u32) -> Result<Nanoseconds, Error> {
         let ms = match (operation, operation.family()) {
             (Operation::Step, _) => self.step_ms(tensor),
+            (Operation::Reshard(_), _) => self.fit().copy_ms(self.size(sequences, tensor)),
             (_, Some(Family::Attn | Family::Mlp)) => self.layer_operation_ms(operation, sequences, tensor)?,
             // The benchmark model has no embedding, no head, and clips no gradients.
             (_, Some(Family::Embed | Family::Head) | None) => 0.0,
@@ -165,10 +177,10 @@ impl Costs for PublishedCosts<'_> {
         Nanoseconds::from_seconds(ms / 1e3).ok_or_else(too_long)
     }
 
-    fn collective(&self, kind: CollectiveKind, bytes: Bytes, ranks: u32) -> Result<CollectiveTime, Error> {
+    fn collective(&self, kind: CollectiveKind, bytes: Bytes, reach: Reach) -> Result<CollectiveTime, Error> {
         // Plans count elements of 32 bits.
         let bytes = Bytes(bytes.0 / size_of::<f32>() as u64 * self.machine.device.element_bytes);
-        Ok(CollectiveTime { link: self.machine.collective(kind, bytes, ranks)?, host: Nanoseconds::ZERO })
+        Ok(CollectiveTime { link: self.machine.collective(kind, bytes, reach)?, host: Nanoseconds::ZERO })
     }
 
     fn named_collective(
@@ -176,16 +188,22 @@ impl Costs for PublishedCosts<'_> {
         collective: CollectiveId,
         kind: CollectiveKind,
         bytes: Bytes,
-        ranks: u32,
+        reach: Reach,
     ) -> Result<CollectiveTime, Error> {
         match collective {
-            CollectiveId::Block { block: BlockId::Attn(_) | BlockId::Mlp(_), .. } => {
-                self.collective(kind, bytes, ranks)
-            }
             CollectiveId::Gradients(_) => {
-                Ok(CollectiveTime { link: self.gradients(ranks)?, host: Nanoseconds::ZERO })
+                Ok(CollectiveTime { link: self.gradients(reach.ranks)?, host: Nanoseconds::ZERO })
             }
-            CollectiveId::Block { .. } | CollectiveId::Norm => Ok(CollectiveTime::default()),
+            // The embedding is before the first attention.
+            CollectiveId::Reshard { block: BlockId::Attn(0), .. } | CollectiveId::Norm => {
+                Ok(CollectiveTime::default())
+            }
+            CollectiveId::Block { block, .. }
+            | CollectiveId::Reshard { block, .. }
+            | CollectiveId::Replicas(block) => match block {
+                BlockId::Attn(_) | BlockId::Mlp(_) => self.collective(kind, bytes, reach),
+                BlockId::Embed | BlockId::Head => Ok(CollectiveTime::default()),
+            },
         }
     }
 
@@ -198,7 +216,10 @@ impl Costs for PublishedCosts<'_> {
 mod tests {
     use super::*;
     use crate::machine::{Device, Dtype, LinkLevel};
-    use oases_schedule::{Cut, PartId, Pass};
+    use crate::{Timeline, simulate};
+    use oases_schedule::{
+        Cut, Layout, PartId, Pass, Purpose, Request, Schedule, Statics, Variant, Workspace, plan,
+    };
 
     const TABLE: &str = include_str!("../../../../data/oases-paper/oases_3090_profile.csv");
 
@@ -222,6 +243,7 @@ mod tests {
             name: "link".to_owned(),
             ranks: 8,
             bandwidth_gb_s: 10.0,
+            port_gb_s: None,
             latency_us: 0.0,
             estimates: Vec::new(),
             estimate: false,
@@ -299,8 +321,8 @@ mod tests {
         let gradients = Some(GradientRing { replicas: 4, ring });
         let costs = PublishedCosts::new(None, &machine, &model, gradients).unwrap();
         let time = |collective| {
-            let time = costs.named_collective(collective, CollectiveKind::AllReduce, Bytes(10_000_000), 2);
-            time.unwrap().link.0
+            let (kind, bytes) = (CollectiveKind::AllReduce, Bytes(10_000_000));
+            costs.named_collective(collective, kind, bytes, Reach::neighbours(2)).unwrap().link.0
         };
         let of =
             |block| CollectiveId::Block { pass: Pass::Forward, block, part: PartId::whole(0), piece: None };
@@ -309,6 +331,80 @@ mod tests {
         assert_eq!([of(BlockId::Embed), of(BlockId::Head), CollectiveId::Norm].map(time), [0; 3]);
         // 12 · 1024² · 2 / 2 weights of 4 bytes, 2 · 3/4 of them at 1 GB/s.
         assert_eq!(time(CollectiveId::Gradients(0)), 75_497_472);
+    }
+
+    fn of_schedule(
+        model: &Model,
+        layout: &str,
+        sequences: u32,
+        costs: &dyn Costs,
+    ) -> Result<Timeline, Error> {
+        let layout = Layout::parse(layout, Schedule::blocks(model.layers)).unwrap();
+        let request = Request { layout, sub_batches: 1, ..Request::new(model.layers, 1, sequences) };
+        let schedule = Variant::find("none").unwrap().build(&request);
+        let statics = Statics::new(model, &schedule.layout, Purpose::Training, sequences, 1);
+        simulate(&schedule, &plan(&schedule, &statics, Workspace::default()), costs)
+    }
+
+    /// Nothing overlaps, so the step is a sum. 8 sequences in a group of 8, over servers of 4 with 10 GB/s inside and a port of
+    /// 1 GB/s: the first layer at degree 4 (row `1024,4,4`), the second at degree 8 (row `1024,8,8`).
+    #[test]
+    fn a_step_of_two_degrees_is_a_sum() {
+        let (table, mut machine, model) = (PublishedTable::parse(TABLE).unwrap(), machine(), model(1024));
+        let network = LinkLevel { bandwidth_gb_s: 1.0, ..machine.links[0].clone() };
+        machine.links[0].ranks = 4;
+        machine.links.push(network);
+        let costs = PublishedCosts::new(Some(&table), &machine, &model, None).unwrap();
+        let blocks = (1.536 + 2.246 + 0.987 + 1.647) + (1.789 + 2.549 + 1.216 + 1.887);
+        // The residual stream of 8 sequences, in MB. Reshards before attn.0 and attn.1, each forward and backward: two come
+        // from 8 sequences on a rank and two from 4.
+        let x = 8.0 * 1024.0 * 1024.0 * 4.0 / 1e6;
+        let reshards = 2.0 * 2.0 * (x + x / 2.0) / 795.6 + 4.0 * 0.0062;
+        // Four all-reduces of a share of 4 sequences in a server, four of 8 sequences across both.
+        let all_reduces = 4.0 * (2.0 * 3.0 / 4.0 * x / 2.0 / 10.0) + 4.0 * (2.0 * 7.0 / 8.0 * x / 1.0);
+        // Pairs that are 4 apart have a quarter of the port. The input of attn.1, for which every rank has half; no gather of
+        // the embedding's gradient. The gradients of the first layer: 12h² + 7h in quarters, and two biases of h.
+        let h = 1024.0_f64;
+        let replicated = 4.0 * ((12.0 * h * h + 7.0 * h) / 4.0 + 2.0 * h) / 1e6;
+        let pairs = (x / 2.0 + replicated) / 0.25;
+        // 256 tokens and 1024 positions; a block has its normalisation and a bias whole on a rank, the head its normalisation.
+        let layer = |t: f64| (12.0 * h * h + 7.0 * h) / t + 6.0 * h;
+        let ends = |t: f64| 256.0 * h / t + 1024.0 * h + 2.0 * h;
+        let all = |t: f64| 2.0 * layer(t) + ends(t);
+        let adam = |t: f64| 64.0 * 12.0 * h * h * 2.0 / t / 795.6e6;
+        let step = layer(4.0) / all(4.0) * adam(4.0) + (layer(8.0) + ends(8.0)) / all(8.0) * adam(8.0);
+        let expected = blocks + reshards + all_reduces + pairs + step;
+        let found = of_schedule(&model, "8*1 4*2 8*3", 8, &costs).unwrap().step.milliseconds();
+        assert!((found / expected - 1.0).abs() < 1e-6, "{found} instead of {expected}");
+    }
+
+    #[test]
+    fn a_share_that_was_not_measured_is_refused() {
+        let (table, machine, model) = (PublishedTable::parse(TABLE).unwrap(), machine(), model(2048));
+        let costs = PublishedCosts::new(Some(&table), &machine, &model, None).unwrap();
+        // A replica of degree 1 in a group of 8 gets 8 of 64 sequences.
+        let error = of_schedule(&model, "8*1 1*1 8*4", 64, &costs).unwrap_err().to_string();
+        let missing = "a layer of hidden size 2048 at TMP degree 1, batch 8 was not measured; the table has -1 for it: out of \
+                       memory or not divisible";
+        assert_eq!(error, missing);
+    }
+
+    #[test]
+    fn borders_and_replicas_of_layers_communicate_and_those_of_the_ends_do_not() {
+        let (machine, model) = (machine(), model(1024));
+        let costs = PublishedCosts::new(None, &machine, &model, None).unwrap();
+        let time = |collective| {
+            let reach = Reach { ranks: 2, stride: 4 };
+            let (kind, bytes) = (CollectiveKind::AllGather, Bytes(10_000_000));
+            costs.named_collective(collective, kind, bytes, reach).unwrap().link.0
+        };
+        let border = |block| CollectiveId::Reshard { pass: Pass::Backward, block, part: PartId::whole(0) };
+        let layers = [BlockId::Mlp(0), BlockId::Attn(1)];
+        assert_eq!(layers.map(|block| time(border(block))), [500_000; 2]);
+        assert_eq!(layers.map(|block| time(CollectiveId::Replicas(block))), [500_000; 2]);
+        assert_eq!(time(CollectiveId::Replicas(BlockId::Attn(0))), 500_000);
+        assert_eq!([BlockId::Attn(0), BlockId::Head].map(|block| time(border(block))), [0; 2]);
+        assert_eq!(time(CollectiveId::Replicas(BlockId::Embed)), 0);
     }
 
     #[test]

@@ -126,6 +126,11 @@ impl<'a> BlockFit<'a> {
         STREAM_PASSES.map(|passes| self.traffic_ms(passes * self.stream_bytes(size)))
     }
 
+    /// One operator that copies the residual stream: a pass to read and one to write.
+    pub fn copy_ms(&self, size: BlockSize) -> f64 {
+        self.traffic_ms(2.0 * self.stream_bytes(size)) + LAUNCH_MS
+    }
+
     /// The optimizer's step over so many parameters of a rank: `passes` of 32 bits each over all of them.
     pub fn step_ms(&self, parameters: f64, passes: f64) -> f64 {
         self.traffic_ms(passes * 4.0 * parameters)
@@ -254,7 +259,10 @@ mod tests {
         let share = 0.93 + 0.07 * (68.719_476_736f64 / 32.0).ln() / 4f64.ln();
         let product = 68.719_476_736 / (35.6 * share);
         let rest = (4.0 * 16.777_216 + 10.4 * 33.554_432) / 795.6 + 0.062;
-        let parts = BlockFit::new(&device).forward(Family::Mlp, size);
+        let fit = BlockFit::new(&device);
+        let copy = 2.0 * 33.554_432 / 795.6 + 0.0062;
+        assert!((fit.copy_ms(size) - copy).abs() < 1e-9, "{} {copy}", fit.copy_ms(size));
+        let parts = fit.forward(Family::Mlp, size);
         let expected = BlockParts { first_ms: product, core_ms: 0.0, last_ms: product, rest_ms: rest };
         for (found, expected) in [
             (parts.first_ms, expected.first_ms),

@@ -13,7 +13,9 @@ fn compute(operation: Operation, sequences: u32) -> u64 {
         Operation::Loss => 1,
         Operation::Norm => 2,
         Operation::Step => 3,
-        Operation::Recompute(..) | Operation::Tail(..) => panic!("nothing is recomputed or cut here"),
+        Operation::Recompute(..) | Operation::Tail(..) | Operation::Reshard(_) => {
+            panic!("nothing is recomputed, cut or resharded here")
+        }
     }
 }
 
@@ -190,7 +192,7 @@ fn what_has_no_cost_is_an_error() {
             &self,
             _: CollectiveKind,
             _: Bytes,
-            _: u32,
+            _: oases_plan::Reach,
         ) -> Result<oases_plan::CollectiveTime, Error> {
             unreachable!("the first instruction computes")
         }

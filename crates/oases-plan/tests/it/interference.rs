@@ -1,6 +1,6 @@
 //! Computation that is slowed down by collectives beside it, drawn and computed by hand.
 
-use oases_plan::{CollectiveTime, Costs, Error, Nanoseconds, Timeline, bound};
+use oases_plan::{CollectiveTime, Costs, Error, Nanoseconds, Reach, Timeline, bound};
 use oases_schedule::{Bytes, CollectiveKind, Operation, Schedule};
 
 use crate::support::{OVERLAPPED, Rule, build, planned, request, simulate};
@@ -17,7 +17,7 @@ impl Costs for Slowed {
         Ok(Nanoseconds(12))
     }
 
-    fn collective(&self, _: CollectiveKind, _: Bytes, _: u32) -> Result<CollectiveTime, Error> {
+    fn collective(&self, _: CollectiveKind, _: Bytes, _: Reach) -> Result<CollectiveTime, Error> {
         Ok(CollectiveTime { link: Nanoseconds(self.link), host: Nanoseconds::ZERO })
     }
 

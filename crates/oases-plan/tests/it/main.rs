@@ -7,6 +7,7 @@
 
 mod drawn;
 mod interference;
+mod mixed;
 mod random;
 mod support;
 mod table;

@@ -2,7 +2,7 @@
 
 use oases_plan::{Nanoseconds, bound};
 use oases_schedule::random::{self, Numbers};
-use oases_schedule::{Bytes, CollectiveKind, Instruction, Operation};
+use oases_schedule::{Bytes, CollectiveKind, Instruction, Layout, Operation, Request, Schedule};
 
 use crate::support::{Rule, planned, request, simulate};
 
@@ -19,7 +19,9 @@ fn a_step_lies_between_its_bound_and_the_sum_of_everything() {
         let mut numbers = Numbers::new(seed);
         let [layers, micro_batches, sub_batches] =
             [1 + numbers.below(3) as u32, 1 + numbers.below(3) as u32, 1 + numbers.below(3) as u32];
-        let schedule = random::schedule(seed, &request(layers, micro_batches, sub_batches, 3));
+        let uniform = request(layers, micro_batches, sub_batches, 3);
+        let request = if numbers.one_in(2) { uniform } else { mixed(uniform, &mut numbers) };
+        let schedule = random::schedule(seed, &request);
         // From nothing to longer than any computation.
         let [most_link, most_host] = [1 + numbers.below(4000), 1 + numbers.below(800)];
         let costs = Rule {
@@ -43,6 +45,15 @@ fn a_step_lies_between_its_bound_and_the_sum_of_everything() {
         assert_eq!(timeline.exposed, timeline.step - timeline.compute, "seed {seed}");
         check_streams(seed, &schedule.instructions, &timeline);
     }
+}
+
+/// The same in a group of four with any degrees, and so many sequences that each replica has some of every part.
+fn mixed(request: Request, numbers: &mut Numbers) -> Request {
+    let mut degrees: Vec<u32> =
+        (0..Schedule::blocks(request.layers)).map(|_| numbers.pick(&[1, 2, 4])).collect();
+    let last = degrees.len() - 1;
+    degrees[last] = degrees[0];
+    Request { layout: Layout::new(4, degrees), sequences: 12, ..request }
 }
 
 /// Neither stream does two things at once, and nothing is used before it is there.

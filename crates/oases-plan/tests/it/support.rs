@@ -1,6 +1,6 @@
 //! Costs by rule, and schedules with their memory plans.
 
-use oases_plan::{CollectiveTime, Costs, Error, Nanoseconds, Timeline};
+use oases_plan::{CollectiveTime, Costs, Error, Nanoseconds, Reach, Timeline};
 use oases_schedule::{
     Bytes, CollectiveKind, Model, Operation, Plan, Purpose, Request, Schedule, Statics, Variant, Workspace,
     plan,
@@ -21,7 +21,7 @@ where
         Ok(Nanoseconds((self.compute)(operation, sequences)))
     }
 
-    fn collective(&self, kind: CollectiveKind, bytes: Bytes, _: u32) -> Result<CollectiveTime, Error> {
+    fn collective(&self, kind: CollectiveKind, bytes: Bytes, _: Reach) -> Result<CollectiveTime, Error> {
         let (link, host) = (self.collective)(kind, bytes);
         Ok(CollectiveTime { link: Nanoseconds(link), host: Nanoseconds(host) })
     }
@@ -44,8 +44,8 @@ pub fn build(variant: &str, request: &Request) -> Schedule {
 
 pub fn planned(schedule: &Schedule) -> Plan {
     let (sequences, parts) = (schedule.batch(), schedule.parts.len());
-    let tensor = schedule.layout.uniform_degree().unwrap();
-    let statics = Statics::new(&model(schedule.layers), tensor, Purpose::Training, sequences, parts);
+    let model = model(schedule.layers);
+    let statics = Statics::new(&model, &schedule.layout, Purpose::Training, sequences, parts);
     plan(schedule, &statics, Workspace::default())
 }
 

@@ -56,7 +56,7 @@ fn step(variant: &str, request: &Request, c: u64) -> u64 {
 fn per_block(variant: &str, sub_batches: u32, keep: Option<Keep>, c: u64) -> f64 {
     let [short, long] = [20, 40].map(|layers| {
         let plain = request(layers, 1, sub_batches, BATCH);
-        step(variant, &Request { keep, pieces: PIECES, ..plain }, c)
+        step(variant, &Request { keep: keep.into(), pieces: PIECES, ..plain }, c)
     });
     // 20 more layers have 40 more blocks, and their gains and shifts make `g.0` longer: 40 · 2 · 16 floats.
     let gradients = c as f64 * (40 * 2 * 16) as f64 / (u64::from(BATCH) * ELEMENTS) as f64;

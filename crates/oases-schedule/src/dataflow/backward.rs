@@ -85,13 +85,15 @@ impl Dataflow<'_> {
     /// `G[k+1]` is completed in place by the gradient that arrived at the block after it.
     pub(super) fn incoming_gradient(&mut self, block: BlockId, part: PartId, scope: Scope) {
         let Some(after) = self.schedule.after(block) else { return };
-        let gradient = Value::Gradient(after, part);
-        self.read(gradient, Slot::Gradient, Rule::Backward);
+        let gradient = self.arriving(after, part);
+        let resharded = self.schedule.border(after).is_some();
+        self.read(gradient, Slot::Gradient, if resharded { Rule::Reshard } else { Rule::Backward });
         if scope == Scope::Input {
             self.held.insert(gradient, false);
         }
-        if let Some(upstream) = self.schedule.after(after) {
-            let upstream = Value::Gradient(upstream, part);
+        // What was resharded was completed before.
+        if let Some(upstream) = self.schedule.after(after).filter(|_| !resharded) {
+            let upstream = self.arriving(upstream, part);
             self.read(upstream, Slot::Upstream, Rule::Backward);
             self.forget_gradient(upstream);
         }
@@ -125,7 +127,7 @@ impl Dataflow<'_> {
         self.read(Value::Inside(Inside::Delta, block, part), Slot::Normalized, Rule::Backward);
         self.forget_inside(block, part);
         if let Some(after) = self.schedule.after(block) {
-            let gradient = Value::Gradient(after, part);
+            let gradient = self.arriving(after, part);
             self.read(gradient, Slot::Gradient, Rule::Backward);
             if self.held.remove(&gradient) == Some(true) {
                 self.forget_gradient(gradient);

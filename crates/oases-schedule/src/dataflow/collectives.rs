@@ -3,24 +3,30 @@
 use super::{Condition, Dataflow};
 use crate::activations::Slot;
 use crate::ids::{BlockId, CollectiveId, PartId, Pass, Piece};
-use crate::mesh::Axis;
+use crate::mesh::{Axis, Grouping};
 use crate::schedule::CollectiveKind;
-use crate::value::{Touch, Value, collective_value, expected_kind};
+use crate::value::{Touch, Value, collective_value};
 use crate::verify::Rule;
 
 impl Dataflow<'_> {
-    pub(super) fn start(&mut self, collective: CollectiveId, kind: CollectiveKind, axis: Axis) {
+    pub(super) fn start(
+        &mut self,
+        collective: CollectiveId,
+        kind: CollectiveKind,
+        (axis, grouping): (Axis, Grouping),
+    ) {
         if !self.started.insert(collective) {
             self.violate(Rule::Collectives, format!("{collective} is started twice"));
             return;
         }
-        if self.tensor_degree() == 1 {
-            self.violate(Rule::Collectives, format!("{collective} runs over a group of one"));
-        }
-        let expected = expected_kind(collective);
-        if kind != expected || axis != Axis::Tensor {
-            let expected = expected.name();
-            self.violate(Rule::Collectives, format!("{collective} must be {expected} @tensor"));
+        match self.schedule.collective(collective) {
+            None => self.violate(Rule::Collectives, format!("{collective} has nothing to do between ranks")),
+            Some((expected, among)) if (kind, axis, grouping) != (expected, Axis::Tensor, among) => {
+                let expected = expected.name();
+                let message = format!("{collective} must be {expected} @tensor{among}");
+                self.violate(Rule::Collectives, message);
+            }
+            Some(_) => {}
         }
         match collective_value(collective) {
             Some(value) => match self.condition(value, collective) {
@@ -39,6 +45,9 @@ impl Dataflow<'_> {
                         self.violate(Rule::Names, format!("there is no gradient bucket {bucket}"));
                     }
                     self.all_backwards_done(&collective.to_string());
+                }
+                if let CollectiveId::Replicas(block) = collective {
+                    self.backwards_done(block, collective);
                 }
                 self.reductions.insert(collective, Condition::InFlight(collective));
             }
@@ -77,9 +86,18 @@ impl Dataflow<'_> {
     pub(super) fn norm(&mut self) {
         if std::mem::replace(&mut self.norm, true) {
             self.violate(Rule::Step, "a second norm".into());
+            return;
         }
         self.all_backwards_done("norm");
         self.reduction_done(CollectiveId::Gradients(0), "norm");
+        // One violation for all blocks; there can be many.
+        let replicas = self.schedule.chain().map(CollectiveId::Replicas);
+        let missing: Vec<CollectiveId> = replicas.filter(|&replicas| !self.reduced(replicas)).collect();
+        if let [first, others @ ..] = missing.as_slice() {
+            let others =
+                if others.is_empty() { String::new() } else { format!(", nor {} others", others.len()) };
+            self.violate(Rule::Reduced, format!("{first} is not reduced before norm{others}"));
+        }
     }
 
     pub(super) fn step(&mut self) {
@@ -97,15 +115,26 @@ impl Dataflow<'_> {
         }
     }
 
+    /// The weights of a block have all their gradients; the embedding's come with the head's.
+    fn backwards_done(&mut self, block: BlockId, before: CollectiveId) {
+        let blocks = if block == BlockId::Embed { &[BlockId::Embed, BlockId::Head][..] } else { &[block] };
+        let parts = self.schedule.parts.iter().map(|part| part.id);
+        let mut all = parts.flat_map(|part| blocks.iter().map(move |&block| (block, part)));
+        if let Some((block, part)) = all.find(|instance| !self.weights_done.contains(instance)) {
+            self.violate(Rule::Reduced, format!("backward {block} {part} comes after {before}"));
+        }
+    }
+
     pub(super) fn reduction_done(&mut self, collective: CollectiveId, before: &str) {
-        let reduced = self.reductions.get(&collective) == Some(&Condition::Whole);
-        if self.tensor_degree() > 1 && !reduced {
+        if !self.reduced(collective) {
             self.violate(Rule::Reduced, format!("{collective} is not reduced before {before}"));
         }
     }
 
-    pub(super) fn tensor_degree(&self) -> u32 {
-        self.schedule.layout.uniform_degree().unwrap_or(0)
+    /// Whether a reduction has arrived, or has nothing to do.
+    fn reduced(&self, collective: CollectiveId) -> bool {
+        let arrived = self.reductions.get(&collective) == Some(&Condition::Whole);
+        arrived || self.schedule.collective(collective).is_none()
     }
 
     /// What an instruction leaves for its collective; a group of one has nothing to sum.
@@ -116,9 +145,10 @@ impl Dataflow<'_> {
         pass: Pass,
         piece: Option<Piece>,
     ) -> Condition {
-        match self.schedule.degree(block) {
-            1 => Condition::Whole,
-            _ => Condition::Partial(CollectiveId::Block { pass, block, part, piece }),
+        let collective = CollectiveId::Block { pass, block, part, piece };
+        match self.schedule.collective(collective) {
+            None => Condition::Whole,
+            Some(_) => Condition::Partial(collective),
         }
     }
 }

@@ -8,10 +8,9 @@ use crate::value::{Touch, Value};
 use crate::verify::Rule;
 
 impl Dataflow<'_> {
-    /// Completes the input of `block` from the output of the block before, in place.
-    pub(super) fn join(&mut self, before: BlockId, block: BlockId, part: PartId) {
+    /// Completes the input of the block after `before`, in place of the output of `before`.
+    pub(super) fn join(&mut self, before: BlockId, input: Value, part: PartId) {
         let output = Value::Output(before, part);
-        let input = Value::Input(block, part);
         self.read(output, Slot::Input, Rule::Whole);
         self.touches.pop_if(|touch| *touch == Touch::Use(output, Slot::Input));
         self.values.remove(&output);
@@ -43,9 +42,13 @@ impl Dataflow<'_> {
         }
         let before = self.schedule.before(block);
         if let Some(before) = before {
-            self.join(before, block, part);
+            let input = Value::Input(block, part);
+            match self.schedule.border(block) {
+                None => self.join(before, input, part),
+                Some(_) => self.read(input, Slot::Input, Rule::Reshard),
+            }
             if keep == Keep::Nothing {
-                self.passing.insert(Value::Input(block, part));
+                self.passing.insert(input);
             }
         } else if keep != Keep::Nothing {
             self.violate(Rule::Kept, "the embedding has no input to keep".into());
@@ -88,10 +91,10 @@ impl Dataflow<'_> {
             self.read(saved, Slot::Normalized, Rule::Recompute);
         } else {
             let input = Value::Input(block, part);
-            if self.values.contains_key(&input) {
-                self.read(input, Slot::Input, Rule::Whole);
+            if self.values.contains_key(&input) || self.schedule.border(block).is_some() {
+                self.read(input, Slot::Input, Rule::Reshard);
             } else {
-                self.join(before, block, part);
+                self.join(before, input, part);
             }
             if self.values.contains_key(&saved) {
                 self.violate(Rule::Recompute, format!("{block} {part} is already there and is rebuilt"));

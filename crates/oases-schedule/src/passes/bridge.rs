@@ -35,7 +35,7 @@ fn join(units: &mut Vec<&[Instruction]>, before: u32, next: u32) {
     units.splice(at..at, embeddings);
     for gradient in gradients.into_iter().rev() {
         let part = gradient[0].part().map(|part| part.sub);
-        let under = units.iter().position(|unit| {
+        let under = units.iter().rposition(|unit| {
             is(unit, next, Pass::Forward, first_block) && unit[0].part().map(|part| part.sub) == part
         });
         let at = under.expect("every micro-batch goes forward through its first block") + 1;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::ids::{BlockId, PartId};
+use crate::ids::{BlockId, PartId, Pass};
 use crate::passes::Request;
 use crate::passes::serial::Blocking;
 use crate::schedule::{Extent, Instruction, Keep, Schedule};
@@ -10,49 +10,59 @@ use crate::schedule::{Extent, Instruction, Keep, Schedule};
 /// Chen et al., arXiv 1604.06174, at the granularity of Megatron-LM: one input per layer is kept, and the whole layer runs
 /// again before its backward, all-reduces included. 6 all-reduces per layer and part: 2 forward, 2 recompute, 2 backward.
 pub(super) fn checkpoint_layers(schedule: &Schedule, request: &Request) -> Schedule {
-    match request.keep {
-        Some(Keep::All) => return schedule.clone(),
-        Some(Keep::Selective) => return checkpoint_cores(schedule, request),
-        Some(Keep::Input | Keep::Nothing) | None => {}
-    }
+    // Embedding and head are not recomputed: one has nothing to keep, the other goes backward at once.
+    let of_layer = |layer| request.keep.of(BlockId::Attn(layer)).unwrap_or(Keep::Input);
     let mut step = Blocking { schedule, instructions: Vec::new() };
     let mut recomputed = BTreeSet::new();
     for instruction in &schedule.instructions {
-        if let Instruction::Backward { block: block @ BlockId::Mlp(layer), part, .. } = *instruction {
+        match *instruction {
             // The layer is recomputed for all sub-batches, block by block, before the first of them goes backward.
-            if recomputed.insert((layer, part.micro)) {
-                for block in [BlockId::Attn(layer), block] {
-                    for part in sub_batches(schedule, part) {
-                        step.push(Instruction::Recompute { block, part, extent: Extent::Output });
-                    }
-                }
+            Instruction::Backward { block: BlockId::Mlp(layer), part, .. }
+                if of_layer(layer) == Keep::Input && recomputed.insert((layer, part.micro)) =>
+            {
+                recompute_layer(&mut step, layer, part);
             }
+            Instruction::Backward { block: block @ BlockId::Attn(layer), part, .. }
+                if of_layer(layer) == Keep::Selective =>
+            {
+                step.push(Instruction::Recompute { block, part, extent: Extent::Core });
+            }
+            _ => {}
         }
         step.instructions.push(match *instruction {
-            Instruction::Forward { block: block @ BlockId::Attn(_), part, extent, .. } => {
-                Instruction::Forward { block, part, keep: Keep::Input, extent }
+            Instruction::Forward { block: block @ BlockId::Attn(layer), part, extent, .. } => {
+                Instruction::Forward { block, part, keep: of_layer(layer), extent }
             }
-            Instruction::Forward { block: block @ BlockId::Mlp(_), part, extent, .. } => {
-                Instruction::Forward { block, part, keep: Keep::Nothing, extent }
+            Instruction::Forward { block: block @ BlockId::Mlp(layer), part, extent, .. } => {
+                let keep = if of_layer(layer) == Keep::Input { Keep::Nothing } else { Keep::All };
+                Instruction::Forward { block, part, keep, extent }
             }
-            // Embedding and head are not recomputed: one has nothing to keep, the other goes backward at once.
             other => other,
         });
     }
     schedule.with_instructions(step.instructions)
 }
 
+fn recompute_layer(step: &mut Blocking<'_>, layer: u32, part: PartId) {
+    let parts: Vec<PartId> = sub_batches(step.schedule, part).collect();
+    for block in [BlockId::Attn(layer), BlockId::Mlp(layer)] {
+        if block == BlockId::Mlp(layer) {
+            parts.iter().for_each(|&part| step.reshard(Pass::Recompute, block, part));
+        }
+        for &part in &parts {
+            step.push(Instruction::Recompute { block, part, extent: Extent::Output });
+        }
+    }
+}
+
 /// One input per block is kept, and each block is recomputed up to what its backward reads. No collective is repeated:
 /// the gradient of an all-reduce's input is the gradient of its output (Li et al., arXiv 2305.16121, section 3.2).
 pub(super) fn checkpoint_blocks(schedule: &Schedule, request: &Request) -> Schedule {
-    match request.keep {
-        Some(Keep::All) => return schedule.clone(),
-        Some(Keep::Selective) => return checkpoint_cores(schedule, request),
-        Some(Keep::Input | Keep::Nothing) | None => {}
-    }
-    recompute_before_backward(schedule, |block| match block {
-        BlockId::Attn(_) | BlockId::Mlp(_) => Some((Keep::Input, Extent::Saved)),
-        BlockId::Embed | BlockId::Head => None,
+    recompute_before_backward(schedule, |block| match (block, request.keep.of(block)) {
+        (BlockId::Embed | BlockId::Head, _) | (_, Some(Keep::All)) => None,
+        (BlockId::Attn(_), Some(Keep::Selective)) => Some((Keep::Selective, Extent::Core)),
+        (BlockId::Mlp(_), Some(Keep::Selective)) => None,
+        _ => Some((Keep::Input, Extent::Saved)),
     })
 }
 

@@ -17,25 +17,27 @@ pub(super) fn decompose(schedule: &Schedule, request: &Request) -> Schedule {
     }
     let mut instructions = Vec::with_capacity(schedule.instructions.len());
     for unit in units(&schedule.instructions) {
-        let (true, Some((body, pass))) = (unit.len() > 1, body(unit[0])) else {
+        let (Some(&Instruction::Start { collective, kind, axis, grouping }), Some((body, pass))) =
+            (unit.get(1), body(unit[0]))
+        else {
             instructions.extend_from_slice(unit);
             continue;
         };
-        let (block, part) =
-            (unit[0].block().expect("a body has a block"), unit[0].part().expect("and a part"));
+        let CollectiveId::Block { block, part, .. } = collective else {
+            instructions.extend_from_slice(unit);
+            continue;
+        };
         let cut = if pass == Pass::Backward { Cut::Rows } else { request.cut };
         let collective = |piece| CollectiveId::Block { pass, block, part, piece: Some(piece) };
         instructions.push(body);
         for piece in Piece::all(request.pieces, cut) {
             instructions.push(Instruction::Tail { pass, block, part, piece });
-            let Instruction::Start { kind, axis, .. } = unit[1] else {
-                unreachable!("a unit ends in its collective")
-            };
-            instructions.push(Instruction::Start { collective: collective(piece), kind, axis });
+            instructions.push(Instruction::Start { collective: collective(piece), kind, axis, grouping });
         }
         let syncs =
             Piece::all(request.pieces, cut).map(|piece| Instruction::Sync { collective: collective(piece) });
         instructions.extend(syncs);
+        instructions.extend_from_slice(&unit[3..]);
     }
     schedule.with_instructions(instructions)
 }

@@ -1,6 +1,6 @@
 //! `forward-only`: an evaluation.
 
-use crate::ids::{CollectiveId, Pass};
+use crate::ids::Pass;
 use crate::passes::Request;
 use crate::schedule::{Instruction, Keep, Schedule};
 
@@ -10,10 +10,7 @@ pub(super) fn forward_only(schedule: &Schedule, _: &Request) -> Schedule {
             Some(Instruction::Forward { block, part, keep: Keep::Nothing, extent })
         }
         Instruction::Loss { .. } => Some(*instruction),
-        Instruction::Start { collective, .. } | Instruction::Sync { collective } => {
-            matches!(collective, CollectiveId::Block { pass: Pass::Forward, .. }).then_some(*instruction)
-        }
-        _ => None,
+        other => (other.pass() == Some(Pass::Forward)).then_some(other),
     };
     schedule.with_instructions(schedule.instructions.iter().filter_map(keep).collect())
 }

@@ -9,6 +9,7 @@ mod checkpoint;
 mod decompose;
 mod forward_only;
 mod interleave;
+mod keeps;
 mod overlap;
 mod serial;
 mod split;
@@ -18,6 +19,8 @@ use crate::ids::Cut;
 use crate::mesh::Layout;
 use crate::schedule::{Keep, Schedule};
 use crate::verify::verify;
+
+pub use keeps::Keeps;
 
 /// What the schedule is for, besides its variant.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,8 +35,8 @@ pub struct Request {
     pub sub_batches: u32,
     /// Sequences of a micro-batch.
     pub sequences: u32,
-    /// What a forward keeps, where that is not left to the schedule.
-    pub keep: Option<Keep>,
+    /// What forwards keep.
+    pub keep: Keeps,
     /// Pieces of the products that a decomposing schedule cuts.
     pub pieces: u8,
     /// Along which dimension it cuts them.
@@ -49,7 +52,7 @@ impl Request {
             micro_batches: 1,
             sub_batches: 2,
             sequences,
-            keep: None,
+            keep: Keeps::AsScheduled,
             pieces: 4,
             cut: Cut::Rows,
         }
@@ -245,8 +248,8 @@ impl Variant {
             .collect()
     }
 
-    /// Builds the schedule. `request` must hold at least one of everything, and no more sub-batches than
-    /// sequences or than [`crate::PartId::MAX_SUB_BATCHES`].
+    /// Builds the schedule. `request` must hold at least one of everything, sequences in a multiple of the layout's
+    /// [`Layout::granularity`], and no more sub-batches than such multiples or than [`crate::PartId::MAX_SUB_BATCHES`].
     pub fn build(&self, request: &Request) -> Schedule {
         let (_, schedule) = self.trace(request).pop().expect("a variant has passes");
         schedule

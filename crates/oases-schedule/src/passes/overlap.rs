@@ -1,6 +1,6 @@
 //! `overlap`: collectives run under whatever does not need their result.
 
-use crate::ids::{BlockId, CollectiveId, Pass};
+use crate::ids::{BlockId, CollectiveId, PartId, Pass};
 use crate::passes::Request;
 use crate::schedule::{Instruction, Schedule};
 
@@ -33,16 +33,24 @@ impl Readers<'_> {
     /// Whether the instruction reads the collective's result. A recomputed output that nobody reads (the last of a
     /// layer) counts as read by the backward of its own block, which ends the recomputation.
     fn reads(&self, collective: CollectiveId) -> bool {
-        let CollectiveId::Block { pass, block, part, .. } = collective else {
-            return matches!(
-                (collective, self.instruction),
-                (CollectiveId::Gradients(_), Instruction::Norm) | (CollectiveId::Norm, Instruction::Step)
-            );
+        let (pass, block, part) = match collective {
+            CollectiveId::Block { pass, block, part, .. } => (pass, block, part),
+            CollectiveId::Reshard { pass, block, part } => return self.reads_resharded(pass, block, part),
+            CollectiveId::Replicas(_) | CollectiveId::Gradients(_) => {
+                return matches!(self.instruction, Instruction::Norm);
+            }
+            CollectiveId::Norm => return matches!(self.instruction, Instruction::Step),
         };
         if self.instruction.part() != Some(part) {
             return false;
         }
         match *self.instruction {
+            Instruction::Reshard { pass: Pass::Backward, block: border, .. } => {
+                pass == Pass::Backward && border == block
+            }
+            Instruction::Reshard { pass: of, block: border, .. } => {
+                pass == of && self.schedule.before(border) == Some(block)
+            }
             Instruction::Forward { block: reader, .. } => {
                 pass == Pass::Forward && self.schedule.before(reader) == Some(block)
             }
@@ -57,5 +65,17 @@ impl Readers<'_> {
             },
             _ => false,
         }
+    }
+
+    /// Whether the instruction reads what was gathered before `block`.
+    fn reads_resharded(&self, pass: Pass, block: BlockId, part: PartId) -> bool {
+        let reader = if pass == Pass::Backward { self.schedule.before(block) } else { Some(block) };
+        let reads = match self.instruction {
+            Instruction::Forward { .. } => pass == Pass::Forward,
+            Instruction::Recompute { .. } => pass == Pass::Recompute,
+            Instruction::Backward { .. } => pass == Pass::Backward,
+            _ => false,
+        };
+        reads && self.instruction.block() == reader && self.instruction.part() == Some(part)
     }
 }

@@ -1,10 +1,9 @@
 //! `serial`: the plainest step, from which every other is derived.
 
-use crate::ids::{BlockId, CollectiveId, PartId};
+use crate::ids::{BlockId, CollectiveId, PartId, Pass};
 use crate::mesh::Axis;
 use crate::passes::Request;
 use crate::schedule::{Extent, Instruction, Keep, Part, Schedule, Scope};
-use crate::value::expected_kind;
 
 /// A schedule with a header and no instructions.
 pub(super) fn empty(name: &str, request: &Request) -> Schedule {
@@ -18,16 +17,22 @@ pub(super) fn empty(name: &str, request: &Request) -> Schedule {
     }
 }
 
-pub(super) fn serial(schedule: &Schedule, _: &Request) -> Schedule {
+pub(super) fn serial(schedule: &Schedule, request: &Request) -> Schedule {
     let mut step = Blocking { schedule, instructions: Vec::new() };
     for part in schedule.parts.iter().map(|part| part.id) {
         for block in schedule.chain() {
+            step.reshard(Pass::Forward, block, part);
             let keep = if block == BlockId::Embed { Keep::Nothing } else { Keep::All };
             step.push(Instruction::Forward { block, part, keep, extent: Extent::Output });
         }
         step.push(Instruction::Loss { part });
         for block in schedule.chain().rev() {
             step.push(Instruction::Backward { block, part, scope: Scope::All });
+            step.reshard(Pass::Backward, block, part);
+            // Behind what the next block waits for, since collectives run in the order of their starts.
+            if part.micro + 1 == request.micro_batches {
+                step.collective(CollectiveId::Replicas(block));
+            }
         }
     }
     step.collective(CollectiveId::Gradients(0));
@@ -50,17 +55,16 @@ impl Blocking<'_> {
         }
     }
 
-    /// Groups of one have no collectives.
+    /// Where the TMP degree changes before the block, what must be done about that.
+    pub(super) fn reshard(&mut self, pass: Pass, block: BlockId, part: PartId) {
+        if self.schedule.border(block).is_some() {
+            self.push(Instruction::Reshard { pass, block, part });
+        }
+    }
+
     fn collective(&mut self, collective: CollectiveId) {
-        let degree = match collective {
-            CollectiveId::Block { block, .. } => self.schedule.degree(block),
-            CollectiveId::Gradients(_) | CollectiveId::Norm => {
-                self.schedule.chain().map(|block| self.schedule.degree(block)).max().unwrap_or(1)
-            }
-        };
-        if degree > 1 {
-            let kind = expected_kind(collective);
-            self.instructions.push(Instruction::Start { collective, kind, axis: Axis::Tensor });
+        if let Some((kind, grouping)) = self.schedule.collective(collective) {
+            self.instructions.push(Instruction::Start { collective, kind, axis: Axis::Tensor, grouping });
             self.instructions.push(Instruction::Sync { collective });
         }
     }

@@ -9,15 +9,19 @@ pub(super) fn split(schedule: &Schedule, request: &Request) -> Schedule {
     if request.sub_batches == 1 {
         return schedule.clone();
     }
-    let parts = schedule.parts.iter().flat_map(|part| cut(part, request.sub_batches)).collect();
+    let granularity = request.layout.granularity();
+    let parts = schedule.parts.iter().flat_map(|part| cut(part, request.sub_batches, granularity)).collect();
     let mut instructions = Vec::new();
     for unit in units(&schedule.instructions) {
         match unit[0].part() {
             Some(part) => {
+                let replicas = unit.iter().position(|instruction| instruction.part().is_none());
+                let (own, replicas) = unit.split_at(replicas.unwrap_or(unit.len()));
                 for sub in 0..request.sub_batches {
                     let part = PartId { sub: Some(sub as u8), ..part };
-                    instructions.extend(unit.iter().map(|instruction| instruction.with_part(part)));
+                    instructions.extend(own.iter().map(|instruction| instruction.with_part(part)));
                 }
+                instructions.extend_from_slice(replicas);
             }
             None => instructions.extend_from_slice(unit),
         }
@@ -25,18 +29,28 @@ pub(super) fn split(schedule: &Schedule, request: &Request) -> Schedule {
     Schedule { parts, ..schedule.with_instructions(instructions) }
 }
 
-/// Near-equal sub-batches; the first ones get what does not divide.
-fn cut(part: &Part, sub_batches: u32) -> impl Iterator<Item = Part> {
+/// Near-equal sub-batches, in multiples of what all replicas need to get as many; the first ones get what does not divide, the
+/// first of all even what no replicas can share, so that the verifier finds it.
+fn cut(part: &Part, sub_batches: u32, granularity: u32) -> impl Iterator<Item = Part> {
     let Part { id, sequences } = *part;
+    let shares = sequences / granularity;
     (0..sub_batches).map(move |sub| Part {
         id: PartId { sub: Some(sub as u8), ..id },
-        sequences: sequences / sub_batches + u32::from(sub < sequences % sub_batches),
+        sequences: granularity * (shares / sub_batches + u32::from(sub < shares % sub_batches))
+            + if sub == 0 { sequences % granularity } else { 0 },
     })
 }
 
-/// An instruction and the collective on its result.
+/// An instruction, the collective on its result, and behind the last backward of a block that on its gradients. A border
+/// behind a block that has no collective of its own belongs to it, so that its gather runs under the other sub-batches.
 pub(super) fn units(instructions: &[Instruction]) -> impl Iterator<Item = &[Instruction]> {
-    instructions.chunk_by(|_, next| {
-        matches!(next, Instruction::Start { .. } | Instruction::Sync { .. }) && next.part().is_some()
+    instructions.chunk_by(|before, next| match next {
+        Instruction::Reshard { .. } => {
+            matches!(before, Instruction::Forward { .. } | Instruction::Backward { .. })
+        }
+        Instruction::Start { collective, .. } | Instruction::Sync { collective } => {
+            collective.block().is_some()
+        }
+        _ => false,
     })
 }

@@ -5,15 +5,17 @@ use crate::passes::Request;
 use crate::passes::split::units;
 use crate::schedule::{Instruction, Schedule, Scope};
 
-/// Each backward with its collective becomes: input gradient, collective, weight gradients.
+/// Each backward with its collectives becomes: input gradient, its collective, weight gradients, theirs.
 pub(super) fn split_backward(schedule: &Schedule, _: &Request) -> Schedule {
     let mut instructions = Vec::with_capacity(schedule.instructions.len());
     for unit in units(&schedule.instructions) {
         match unit[0] {
             Instruction::Backward { block, part, scope: Scope::All } if block != BlockId::Embed => {
+                let own = unit.iter().take_while(|instruction| instruction.part().is_some()).count();
                 instructions.push(Instruction::Backward { block, part, scope: Scope::Input });
-                instructions.extend_from_slice(&unit[1..]);
+                instructions.extend_from_slice(&unit[1..own]);
                 instructions.push(Instruction::Backward { block, part, scope: Scope::Weight });
+                instructions.extend_from_slice(&unit[own..]);
             }
             _ => instructions.extend_from_slice(unit),
         }

@@ -6,13 +6,16 @@ use oases_schedule::{
     plan, verify,
 };
 
+use crate::layouts::{LAYOUTS, request as mixed};
+
 fn request(layers: u32, tensor: u32, micro_batches: u32, sub_batches: u32, sequences: u32) -> Request {
     Request { micro_batches, sub_batches, ..Request::new(layers, tensor, sequences) }
 }
 
-fn planned(schedule: &Schedule, tensor: u32) -> Plan {
+fn planned(schedule: &Schedule) -> Plan {
     let model = Model::gpt(schedule.layers, 64, 4, 16, 100);
-    let statics = Statics::new(&model, tensor, Purpose::Training, schedule.batch(), schedule.parts.len());
+    let statics =
+        Statics::new(&model, &schedule.layout, Purpose::Training, schedule.batch(), schedule.parts.len());
     plan(schedule, &statics, Workspace::default())
 }
 
@@ -53,17 +56,18 @@ fn fine_grained_recomputation_repeats_no_all_reduce() {
 
 #[test]
 fn buffers_that_live_together_are_disjoint() {
-    for variant in VARIANTS {
-        let schedule = variant.build(&request(2, 2, 2, 2, 5));
-        let plan = planned(&schedule, 2);
+    for (variant, layout) in VARIANTS.iter().flat_map(|variant| LAYOUTS.map(|layout| (variant, layout))) {
+        let schedule = variant.build(&mixed(layout, 2, 2));
+        let plan = planned(&schedule);
+        let name = format!("{} over {}", variant.name, schedule.layout);
         for (index, left) in plan.buffers.iter().enumerate() {
             for right in &plan.buffers[index + 1..] {
                 let together = left.birth <= right.death && right.birth <= left.death;
-                assert!(!together || !left.span.overlaps(right.span), "{}: {left:?} {right:?}", variant.name);
+                assert!(!together || !left.span.overlaps(right.span), "{name}: {left:?} {right:?}");
             }
         }
         assert!(plan.bytes >= plan.live_bytes);
-        assert!(plan.bytes.0 <= plan.live_bytes.0 * 21 / 20, "{} of {}", plan.bytes, plan.live_bytes);
+        assert!(plan.bytes.0 <= plan.live_bytes.0 * 21 / 20, "{name}: {} of {}", plan.bytes, plan.live_bytes);
         assert_eq!(plan.buffers.iter().map(|b| b.span.end() as u64).max(), Some(plan.bytes.0));
         assert!(plan.buffers.iter().all(|b| b.span.offset % Span::ALIGNMENT == 0));
     }
@@ -71,7 +75,7 @@ fn buffers_that_live_together_are_disjoint() {
 
 #[test]
 fn recomputation_saves_memory() {
-    let bytes = |name| planned(&Variant::find(name).unwrap().build(&request(8, 2, 1, 2, 8)), 2).bytes;
+    let bytes = |name| planned(&Variant::find(name).unwrap().build(&request(8, 2, 1, 2, 8))).bytes;
     assert!(bytes("oases") < bytes("none"));
     assert!(bytes("megatron") < bytes("oases"), "one input per layer against two");
 }

@@ -2,7 +2,7 @@
 //!
 //! | header | expectation |
 //! |---|---|
-//! | `; test build VARIANT layers=… tensor=… micro_batches=… sub_batches=… sequences=…` | the body is the printed schedule |
+//! | `; test build VARIANT layers=… tensor=… micro_batches=… sub_batches=… sequences=…` | the body is the printed schedule; `tensor` with commas for spaces |
 //! | `; test verify` | `; error: …` stands on each line that violates a rule, or at the end; nowhere else |
 //! | `; test parse` | `; error: …` stands on the line that does not parse; otherwise `; prints: …` at the end gives the text form |
 //! | `; test plan hidden=… heads=… sequence=… vocabulary=… dropout=…` | `; arena: …` at the end gives bytes |
@@ -14,7 +14,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use oases_schedule::passes::{EVALUATE, VARIANTS};
-use oases_schedule::{Model, Purpose, Request, Schedule, Statics, Variant, Workspace, plan, verify};
+use oases_schedule::{Layout, Model, Purpose, Request, Schedule, Statics, Variant, Workspace, plan, verify};
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../testdata/schedules");
 const EXPECTATIONS: [&str; 3] = ["; error: ", "; prints: ", "; arena: "];
@@ -49,7 +49,7 @@ fn files_hold_what_they_expect() {
 fn every_rule_and_every_variant_has_a_file() {
     let texts: Vec<String> = files().iter().map(|path| fs::read_to_string(path).unwrap()).collect();
     let contains = |wanted: &str| texts.iter().any(|text| text.contains(wanted));
-    for rule in 1..=13 {
+    for rule in 1..=14 {
         assert!(contains(&format!("(rule {rule}, ")), "no file breaks rule {rule}");
     }
     for variant in VARIANTS.iter().chain([&EVALUATE]) {
@@ -83,7 +83,7 @@ fn expected(text: &str) -> Result<String, String> {
     match words.next() {
         Some("build") => {
             let name = words.next().ok_or("build what?")?;
-            Ok(built(text, variant(name)?, &request(&numbers(words)?)?))
+            Ok(built(text, variant(name)?, &request(&fields(words)?)?))
         }
         Some("verify") => {
             let schedule = Schedule::parse(&bare).map_err(|error| error.to_string())?;
@@ -103,7 +103,7 @@ fn expected(text: &str) -> Result<String, String> {
         }),
         Some("plan") => {
             let schedule = Schedule::parse(&bare).map_err(|error| error.to_string())?;
-            Ok(bare.clone() + &planned(&schedule, &numbers(words)?)?)
+            Ok(bare.clone() + &planned(&schedule, &fields(words)?)?)
         }
         other => Err(format!("unknown test {other:?}")),
     }
@@ -114,25 +114,32 @@ fn variant(name: &str) -> Result<&'static Variant, String> {
     Variant::find(name).or(evaluate).ok_or_else(|| format!("no variant `{name}`"))
 }
 
-fn numbers<'a>(words: impl Iterator<Item = &'a str>) -> Result<BTreeMap<&'a str, f32>, String> {
-    let number = |word: &'a str| {
-        let (name, value) = word.split_once('=').ok_or_else(|| format!("`{word}` is no name=number"))?;
-        Ok((name, value.parse().map_err(|_| format!("`{value}` is no number"))?))
-    };
-    words.map(number).collect()
+/// The words `name=value` of a header.
+type Fields<'a> = BTreeMap<&'a str, &'a str>;
+
+fn fields<'a>(words: impl Iterator<Item = &'a str>) -> Result<Fields<'a>, String> {
+    let field = |word: &'a str| word.split_once('=').ok_or_else(|| format!("`{word}` is no name=value"));
+    words.map(field).collect()
 }
 
-fn number(numbers: &BTreeMap<&str, f32>, name: &str) -> Result<u32, String> {
-    numbers.get(name).map(|&value| value as u32).ok_or_else(|| format!("`{name}=…` is missing"))
+fn field<'a>(fields: &Fields<'a>, name: &str) -> Result<&'a str, String> {
+    fields.get(name).copied().ok_or_else(|| format!("`{name}=…` is missing"))
 }
 
-fn request(numbers: &BTreeMap<&str, f32>) -> Result<Request, String> {
-    let layers = number(numbers, "layers")?;
-    let plain = Request::new(layers, number(numbers, "tensor")?, number(numbers, "sequences")?);
+fn number(fields: &Fields<'_>, name: &str) -> Result<u32, String> {
+    let value = field(fields, name)?;
+    value.parse().map_err(|_| format!("`{value}` is no number"))
+}
+
+fn request(fields: &Fields<'_>) -> Result<Request, String> {
+    let layers = number(fields, "layers")?;
+    let layout = Layout::parse(&field(fields, "tensor")?.replace(',', " "), Schedule::blocks(layers))?;
+    let plain = Request::new(layers, 1, number(fields, "sequences")?);
     Ok(Request {
-        micro_batches: number(numbers, "micro_batches")?,
-        sub_batches: number(numbers, "sub_batches")?,
-        pieces: number(numbers, "pieces").map_or(plain.pieces, |pieces| pieces as u8),
+        layout,
+        micro_batches: number(fields, "micro_batches")?,
+        sub_batches: number(fields, "sub_batches")?,
+        pieces: number(fields, "pieces").map_or(plain.pieces, |pieces| pieces as u8),
         ..plain
     })
 }
@@ -147,16 +154,18 @@ fn built(text: &str, variant: &Variant, request: &Request) -> String {
     format!("{}\n\n{schedule}", comments.join("\n"))
 }
 
-fn planned(schedule: &Schedule, numbers: &BTreeMap<&str, f32>) -> Result<String, String> {
-    let size = |name| number(numbers, name).map(|value| value as usize);
-    let dropout = numbers.get("dropout").copied().unwrap_or(0.0);
+fn planned(schedule: &Schedule, fields: &Fields<'_>) -> Result<String, String> {
+    let size = |name| number(fields, name).map(|value| value as usize);
+    let dropout =
+        fields.get("dropout").map_or(Ok(0.0), |rate| rate.parse()).map_err(|_| "dropout is no number")?;
     let gpt =
         Model::gpt(schedule.layers, size("hidden")?, size("heads")?, size("sequence")?, size("vocabulary")?);
     let model = Model { dropout, ..gpt };
-    let tensor = schedule.layout.uniform_degree().ok_or("degrees differ")?;
-    model.check(tensor).map_err(|error| error.to_string())?;
+    for &degree in schedule.layout.degrees() {
+        model.check(degree).map_err(|error| error.to_string())?;
+    }
     let purpose = if schedule.trains() { Purpose::Training } else { Purpose::Inference };
-    let statics = Statics::new(&model, tensor, purpose, schedule.batch(), schedule.parts.len());
+    let statics = Statics::new(&model, &schedule.layout, purpose, schedule.batch(), schedule.parts.len());
     let plan = plan(schedule, &statics, Workspace::default());
     let peak = &schedule.instructions[plan.peak_instruction];
     let mut lines = format!("; arena: {} bytes outlive the step\n", statics.bytes);

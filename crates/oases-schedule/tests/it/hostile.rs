@@ -4,7 +4,9 @@ use std::fmt::Write;
 
 use oases_schedule::passes::{EVALUATE, VARIANTS};
 use oases_schedule::random::{self, Numbers};
-use oases_schedule::{Model, Purpose, Request, Rule, Schedule, Statics, Workspace, plan, verify};
+use oases_schedule::{Model, Purpose, Rule, Schedule, Statics, Workspace, plan, verify};
+
+use crate::layouts::{FEW, request};
 
 /// Everything that can be done with a text. Returns whether it parses and verifies.
 fn digest(text: &str) -> (bool, bool) {
@@ -26,20 +28,23 @@ fn digest(text: &str) -> (bool, bool) {
 }
 
 fn planned(schedule: &Schedule) {
-    let degree = schedule.layout.uniform_degree().unwrap();
-    let heads = degree as usize;
-    if schedule.batch() < 100_000 && heads < 100 {
+    let heads = *schedule.layout.degrees().iter().max().unwrap() as usize;
+    if schedule.batch() < 100_000 && schedule.layout.group() < 100 {
         let model = Model::gpt(schedule.layers, 4 * heads, heads, 4, 32);
-        let statics = Statics::new(&model, degree, Purpose::Training, schedule.batch(), schedule.parts.len());
+        let parts = schedule.parts.len();
+        let statics = Statics::new(&model, &schedule.layout, Purpose::Training, schedule.batch(), parts);
         plan(schedule, &statics, Workspace::default());
     }
 }
 
 fn valid_texts() -> Vec<String> {
-    let request = Request { micro_batches: 2, ..Request::new(1, 2, 3) };
-    let built = VARIANTS.iter().chain([&EVALUATE]).map(|variant| variant.build(&request));
-    let random = (0..4).map(|seed| random::schedule(seed, &request));
-    built.chain(random).map(|schedule| schedule.to_string()).collect()
+    let texts = |layout| {
+        let request = request(layout, 2, 2);
+        let built = VARIANTS.iter().chain([&EVALUATE]).map(|variant| variant.build(&request));
+        let random = (0..4).map(|seed| random::schedule(seed, &request));
+        built.chain(random).map(|schedule| schedule.to_string()).collect::<Vec<_>>()
+    };
+    FEW.into_iter().flat_map(texts).collect()
 }
 
 #[test]
@@ -52,7 +57,7 @@ fn random_bytes_do_not_parse() {
 }
 
 /// What stands in place of a word.
-const WORDS: [&str; 24] = [
+const WORDS: [&str; 32] = [
     "",
     "0",
     "1",
@@ -77,6 +82,14 @@ const WORDS: [&str; 24] = [
     ";",
     "=",
     "f.head.m0.a",
+    "b.mlp.0.m0.a:in",
+    "g.head",
+    "reshard",
+    "of",
+    "of 4",
+    "@tensor:2",
+    "@tensor:2/2",
+    "@tensor:4294967295/4294967295",
 ];
 
 #[test]
@@ -84,7 +97,7 @@ fn mutated_text_is_refused_or_understood() {
     let mut numbers = Numbers::new(2);
     let texts = valid_texts();
     let (mut parsed, mut verified) = (0, 0);
-    for _ in 0..4000 {
+    for _ in 0..8000 {
         let mut text = texts[numbers.below(texts.len())].clone();
         for _ in 0..=numbers.below(3) {
             text = mutated(&text, &mut numbers);
@@ -150,6 +163,13 @@ fn huge_numbers_are_refused() {
         "schedule x\nlayers 1\ntensor {most}\nparts m{most}.z=1\nstart g.{most} all_reduce @tensor\n"
     );
     assert_eq!(rules(&degree)[0], Rule::Names);
+    // As many replicas as there are numbers: products of degrees and sequences would be greater.
+    let replicas = format!("schedule x\nlayers 1\ntensor 1 of {most}\nparts m0={most}\n");
+    assert_eq!(rules(&replicas)[0], Rule::Forward);
+    let grouping = format!(
+        "schedule x\nlayers 1\ntensor 1 of 2\nparts m0=2\nstart g.0 all_reduce @tensor:{most}/{most}\n"
+    );
+    assert_eq!(rules(&grouping)[0], Rule::Collectives);
 }
 
 #[test]
@@ -168,6 +188,20 @@ fn many_layers_and_parts_are_judged_in_reasonable_time_and_space() {
     assert!(end.contains(&"no forward embed m0, nor 4000019999 others"), "{:?}", &end[..5]);
     assert!(end.contains(&"no backward embed m0, nor 4000039999 others"));
     assert!(violations.len() < 200_000);
+}
+
+#[test]
+fn many_replicas_and_norms_are_judged_in_reasonable_time_and_space() {
+    let text =
+        "schedule deep\nlayers 100000\ntensor 1 of 2\nparts m0=2\n\n".to_owned() + &"norm\n".repeat(20_000);
+    let violations = verify(&Schedule::parse(&text).unwrap());
+    let messages: Vec<&str> = violations.iter().map(|violation| violation.message.as_str()).collect();
+    assert!(
+        messages.contains(&"g.embed is not reduced before norm, nor 200000 others"),
+        "{:?}",
+        &messages[..3]
+    );
+    assert!(violations.len() < 21_000);
 }
 
 #[test]

@@ -7,11 +7,13 @@
 use std::collections::BTreeMap;
 
 use oases_schedule::passes::{EVALUATE, VARIANTS};
+use oases_schedule::random::Numbers;
 use oases_schedule::{
-    BlockId, Bytes, CollectiveId, Instruction, Model, Pass, Plan, Purpose, Request, Schedule, Scope, Slot,
-    Span, Statics, collective_bytes, plan, random,
+    BlockId, BufferKind, Bytes, CollectiveId, Instruction, Layout, Model, Pass, Plan, Purpose, Request,
+    Schedule, Scope, Slot, Span, Statics, Variant, Workspace, collective_bytes, plan, random,
 };
 
+use crate::layouts::{LAYOUTS, drawn, over, request};
 use crate::needs::{Access, WORKSPACE, accesses};
 
 /// Which buffer owns each granule of the arena; 0 owns nothing.
@@ -44,7 +46,7 @@ impl Memory {
 }
 
 fn check_plan(schedule: &Schedule, statics: &Statics, plan: &Plan) {
-    let accesses = accesses(schedule, &statics.model, statics.tensor);
+    let accesses = accesses(schedule, &statics.model);
     let mut last = BTreeMap::new();
     for (index, accesses) in accesses.iter().enumerate() {
         last.extend(accesses.iter().map(|access| (access.buffer, index)));
@@ -93,6 +95,10 @@ fn check_operands(schedule: &Schedule, statics: &Statics, plan: &Plan, index: us
         | Instruction::Sync { collective: CollectiveId::Gradients(_) } => {
             expected.push(statics.partial_gradients());
         }
+        Instruction::Start { collective: CollectiveId::Replicas(block), .. }
+        | Instruction::Sync { collective: CollectiveId::Replicas(block) } => {
+            expected.push(statics.replicated_gradients(block));
+        }
         Instruction::Start { collective: CollectiveId::Norm, .. }
         | Instruction::Sync { collective: CollectiveId::Norm } => expected.push(statics.norm),
         _ => {}
@@ -104,7 +110,9 @@ fn check_operands(schedule: &Schedule, statics: &Statics, plan: &Plan, index: us
     assert_eq!(found, expected, "no more and no fewer slots than `{instruction}` needs");
 
     let joins = match instruction {
-        Instruction::Forward { block, .. } => block != BlockId::Embed,
+        // Behind a border the input is there.
+        Instruction::Forward { block, .. } => block != BlockId::Embed && schedule.border(block).is_none(),
+        Instruction::Reshard { pass, .. } => pass != Pass::Backward,
         // What follows the embedding is never rebuilt without its input, so a rebuilt input has a residual.
         Instruction::Recompute { .. } => accesses.iter().any(|access| access.slot == Slot::Residual),
         _ => false,
@@ -127,7 +135,23 @@ fn check_operands(schedule: &Schedule, statics: &Statics, plan: &Plan, index: us
     if let Some(id) = instruction.part() {
         let part = schedule.parts.iter().position(|part| part.id == id).unwrap();
         assert_eq!(operands.part, part);
-        assert_eq!(operands.sequences, schedule.parts[part].sequences as usize);
+        let block = match instruction {
+            // On the side that it comes from.
+            Instruction::Reshard { pass, block, .. } if pass != Pass::Backward => {
+                schedule.before(block).unwrap()
+            }
+            Instruction::Loss { .. } => BlockId::Head,
+            Instruction::Start { collective, .. } | Instruction::Sync { collective } => {
+                collective.block().unwrap()
+            }
+            _ => instruction.block().unwrap(),
+        };
+        let degree = schedule.layout.degree(schedule.chain().position(|found| found == block).unwrap());
+        assert_eq!(operands.degree, degree, "{instruction}");
+        assert_eq!(
+            operands.sequences as u32 * schedule.layout.group(),
+            schedule.parts[part].sequences * degree
+        );
         let before: u32 = schedule.parts[..part].iter().map(|part| part.sequences).sum();
         assert_eq!(operands.first_sequence, before as usize);
     }
@@ -157,26 +181,23 @@ const ALL_SLOTS: [Slot; Slot::COUNT] = [
     Slot::ContextGradient,
     Slot::ActivationGradient,
     Slot::Joined,
+    Slot::Resharded,
     Slot::Workspace,
 ];
 
-fn request(layers: u32, tensor: u32, micro_batches: u32, sub_batches: u32) -> Request {
-    Request { micro_batches, sub_batches, ..Request::new(layers, tensor, 5) }
-}
-
-fn check(schedule: &Schedule, tensor: u32, dropout: f32) {
-    let model = Model { dropout, ..Model::gpt(schedule.layers, 24, 4, 5, 33) };
+fn check(schedule: &Schedule, dropout: f32) {
+    let model = Model { dropout, ..Model::gpt(schedule.layers, 24, 8, 5, 33) };
     let purpose = if schedule.trains() { Purpose::Training } else { Purpose::Inference };
-    let statics = Statics::new(&model, tensor, purpose, schedule.batch(), schedule.parts.len());
+    let statics = Statics::new(&model, &schedule.layout, purpose, schedule.batch(), schedule.parts.len());
     check_plan(schedule, &statics, &plan(schedule, &statics, WORKSPACE));
 }
 
 #[test]
 fn variants_find_what_they_left_in_memory() {
     for variant in VARIANTS.iter().chain([&EVALUATE]) {
-        for (layers, tensor, micro, sub) in [(1, 1, 1, 1), (2, 2, 2, 2), (3, 4, 1, 3), (2, 1, 3, 2)] {
-            for dropout in [0.0, 0.1] {
-                check(&variant.build(&request(layers, tensor, micro, sub)), tensor, dropout);
+        for layout in LAYOUTS {
+            for (micro, sub, dropout) in [(1, 1, 0.0), (2, 2, 0.1), (1, 3, 0.0), (3, 2, 0.0)] {
+                check(&variant.build(&request(layout, micro, sub)), dropout);
             }
         }
     }
@@ -184,8 +205,77 @@ fn variants_find_what_they_left_in_memory() {
 
 #[test]
 fn random_schedules_find_what_they_left_in_memory() {
-    for seed in 0..40 {
-        let (tensor, dropout) = ([1, 2, 4][seed as usize % 3], [0.0, 0.1][seed as usize % 2]);
-        check(&random::schedule(seed, &request(3, tensor, 2, 2)), tensor, dropout);
+    let mut numbers = Numbers::new(5);
+    for seed in 0..60 {
+        let layout = drawn(&mut numbers, 2, [1, 2, 4, 8][seed as usize % 4]);
+        check(&random::schedule(seed, &over(2, layout, 2, 2)), [0.0, 0.1][seed as usize % 2]);
     }
+}
+
+/// A layer in two replicas between whole ends, over two ranks, with nothing but kept inputs; by hand.
+#[test]
+fn every_block_keeps_its_share() {
+    let layout = Layout::parse("2*1 1*2 2*1", 4).unwrap();
+    let request = Request { sequences: 6, ..over(1, layout, 1, 2) };
+    let schedule = Variant::find("oases").unwrap().build(&request);
+    let model = Model::gpt(1, 64, 4, 16, 100);
+    let statics = Statics::new(&model, &schedule.layout, Purpose::Training, 6, 2);
+    // Half of the tokens' table, whole positions; whole weights of the layer and their biases; three normalisations.
+    let region = 4 * (50 * 64 + 16 * 64)
+        + 4 * (3 * 64 * 64 + 64 * 64 + 3 * 64 + 64)
+        + 4 * (256 * 64 + 64 * 256 + 256 + 64)
+        + 3 * 4 * (64 + 64);
+    assert_eq!(statics.region_bytes(), region);
+    // Tokens and targets of six sequences; losses and norm take 64 bytes each.
+    assert_eq!(statics.bytes, 4 * region + 2 * 4 * 6 * 16 + 64 + 64);
+    // What two ranks sum of attention and perceptron, and what all do of the normalisations.
+    let bucket = |block| statics.replicated_gradients(block).bytes;
+    assert_eq!(bucket(BlockId::Attn(0)), 4 * (4 * 64 * 64 + 4 * 64));
+    assert_eq!(bucket(BlockId::Mlp(0)), 4 * (2 * 64 * 256 + 256 + 64));
+    assert_eq!([bucket(BlockId::Embed), bucket(BlockId::Head)], [0, 0]);
+    assert_eq!(statics.partial_gradients().bytes, 3 * 4 * (64 + 64));
+
+    let plan = plan(&schedule, &statics, Workspace::default());
+    // Parts of 4 and 2 sequences: a rank has 64 and 32 tokens at the ends, and 32 and 16 in the layer.
+    let rows = |tokens: usize| tokens * 64 * 4;
+    let size = |text: &str, slot: Slot| {
+        let at = schedule.instructions.iter().position(|i| i.to_string() == text).unwrap();
+        plan.operands[at].span(slot).bytes
+    };
+    let table = [
+        ("forward   embed m0.a keep=nothing", Slot::Output, rows(64)),
+        ("forward   attn.0 m0.a reshard", Slot::Input, rows(64)),
+        ("forward   attn.0 m0.a reshard", Slot::Resharded, rows(32)),
+        ("forward   attn.0 m0.b keep=input", Slot::Input, rows(16)),
+        ("forward   mlp.0 m0.a keep=input", Slot::Residual, rows(32)),
+        ("forward   head m0.b reshard", Slot::Residual, rows(16)),
+        ("forward   head m0.b reshard", Slot::Resharded, rows(32)),
+        ("start     f.head.m0.b:in all_gather @tensor", Slot::Output, rows(32)),
+        ("start     f.head.m0.a all_gather @tensor", Slot::Output, 2 * 64 * 3 * 4),
+        ("backward  head m0.a reshard", Slot::Gradient, rows(64)),
+        ("backward  head m0.a reshard", Slot::Upstream, 0),
+        ("backward  head m0.a reshard", Slot::Resharded, rows(32)),
+        ("backward  mlp.0 m0.a", Slot::Gradient, rows(32)),
+        ("backward  mlp.0 m0.a", Slot::Upstream, 0),
+        ("backward  attn.0 m0.a", Slot::Upstream, rows(32)),
+        ("backward  attn.0 m0.a reshard", Slot::Upstream, rows(32)),
+        ("backward  attn.0 m0.a reshard", Slot::Resharded, rows(64)),
+        ("start     b.attn.0.m0.a:in all_gather @tensor", Slot::Output, rows(64)),
+        ("backward  embed m0.a", Slot::Gradient, rows(64)),
+        ("backward  embed m0.a", Slot::Upstream, 0),
+    ];
+    for (text, slot, bytes) in table {
+        assert_eq!(size(text, slot), bytes, "{slot:?} of {text}");
+    }
+    // Most is alive in the first backward of attention. Both kept inputs of attention are there, and what was rebuilt of the
+    // first part: normalised input with its statistics; queries, keys and values; context and its denominators.
+    assert_eq!(schedule.instructions[plan.peak_instruction].to_string(), "backward  attn.0 m0.a");
+    let alive = plan.alive(plan.peak_instruction);
+    assert_eq!(alive[&BufferKind::Inputs].0 as usize, rows(32) + rows(16));
+    assert_eq!(alive[&BufferKind::Saved].0 as usize, 5 * rows(32) + 32 * (2 + 4) * 4);
+    // Two gradients that meet, of both parts, and the one that comes of it; inside, those of the context and of queries, keys
+    // and values.
+    assert_eq!(alive[&BufferKind::Gradients].0 as usize, 2 * (rows(32) + rows(16)) + rows(32));
+    assert_eq!(alive[&BufferKind::Scratch].0 as usize, 4 * rows(32));
+    assert!(plan.live_bytes <= plan.bytes);
 }

@@ -3,29 +3,27 @@
 use oases_schedule::passes::{EVALUATE, VARIANTS};
 use oases_schedule::random::{self, Numbers};
 use oases_schedule::{
-    Axis, BlockId, CollectiveId, CollectiveKind, Cut, Extent, Instruction, Keep, PartId, Pass, Piece,
-    Request, Rule, Schedule, Scope, verify,
+    Axis, BlockId, CollectiveId, CollectiveKind, Cut, Extent, Grouping, Instruction, Keep, PartId, Pass,
+    Piece, Rule, Schedule, Scope, verify,
 };
 
+use crate::layouts::{FEW, request};
 use crate::meaning::{Meaning, meaning};
-
-fn request(layers: u32, tensor: u32, micro_batches: u32, sub_batches: u32) -> Request {
-    Request { micro_batches, sub_batches, ..Request::new(layers, tensor, 3) }
-}
 
 /// Valid training schedules, each with what it must compute: every variant, and random ones.
 fn valid() -> Vec<(Schedule, Meaning)> {
     let mut schedules = Vec::new();
-    for request in [request(1, 2, 2, 2), request(2, 2, 1, 2), request(2, 1, 2, 1)] {
+    for (index, layout) in FEW.into_iter().enumerate() {
+        let request = request(layout, 2 - index as u32 % 2, 1 + (index as u32 + 1) % 2);
         let serial = || meaning(&VARIANTS[0].build(&request)).unwrap();
         schedules.extend(VARIANTS.iter().map(|variant| (variant.build(&request), serial())));
-        schedules.extend((0..4).map(|seed| (random::schedule(seed, &request), serial())));
+        schedules.extend((0..3).map(|seed| (random::schedule(seed, &request), serial())));
     }
     schedules
 }
 
 fn evaluation() -> Schedule {
-    EVALUATE.build(&request(2, 2, 1, 2))
+    EVALUATE.build(&request(FEW[3], 1, 2))
 }
 
 fn with(schedule: &Schedule, instructions: Vec<Instruction>) -> Schedule {
@@ -143,16 +141,18 @@ fn changes(instruction: Instruction, schedule: &Schedule) -> Vec<Instruction> {
             changed.extend(Pass::ALL.map(|pass| Instruction::Tail { pass, block, part, piece }));
             changed.extend(neighbours(piece).map(|piece| Instruction::Tail { pass, block, part, piece }));
         }
-        Instruction::Start { collective, kind, axis } => {
+        Instruction::Start { collective, kind, axis, grouping } => {
+            let start =
+                |collective, kind, axis, grouping| Instruction::Start { collective, kind, axis, grouping };
             let kinds = [CollectiveKind::AllReduce, CollectiveKind::AllGather];
-            changed.extend(kinds.map(|kind| Instruction::Start { collective, kind, axis }));
+            changed.extend(kinds.map(|kind| start(collective, kind, axis, grouping)));
             let axes = [Axis::Data, Axis::Pipeline, Axis::Tensor];
-            changed.extend(axes.map(|axis| Instruction::Start { collective, kind, axis }));
-            changed.extend(renamed(collective).map(|collective| Instruction::Start {
-                collective,
-                kind,
-                axis,
-            }));
+            changed.extend(axes.map(|axis| start(collective, kind, axis, grouping)));
+            changed.extend(groupings().map(|grouping| start(collective, kind, axis, grouping)));
+            changed.extend(renamed(collective).map(|collective| start(collective, kind, axis, grouping)));
+        }
+        Instruction::Reshard { block, part, .. } => {
+            changed.extend(Pass::ALL.map(|pass| Instruction::Reshard { pass, block, part }));
         }
         Instruction::Sync { collective } => {
             changed.extend(renamed(collective).map(|collective| Instruction::Sync { collective }));
@@ -171,6 +171,7 @@ fn changes(instruction: Instruction, schedule: &Schedule) -> Vec<Instruction> {
             Instruction::Tail { pass, part, piece, .. } => {
                 Instruction::Tail { pass, block: new, part, piece }
             }
+            Instruction::Reshard { pass, part, .. } => Instruction::Reshard { pass, block: new, part },
             _ => continue,
         });
     }
@@ -187,15 +188,30 @@ fn neighbours(piece: Piece) -> impl Iterator<Item = Piece> {
         .map(|(index, of, cut)| Piece { index, of, cut })
 }
 
+/// All ranks, some of them, and groups that cut nothing.
+fn groupings() -> impl Iterator<Item = Grouping> {
+    let cuts = [(2, 1), (2, 2), (4, 1), (0, 1), (2, 0)];
+    cuts.map(|(size, stride)| Grouping::Cut { size, stride }).into_iter().chain([Grouping::Whole])
+}
+
 fn renamed(collective: CollectiveId) -> impl Iterator<Item = CollectiveId> {
     let mut names = Vec::new();
+    if let Some((block, part)) = collective.block().zip(collective.part()) {
+        names.extend(Pass::ALL.map(|pass| CollectiveId::Block { pass, block, part, piece: None }));
+        names.extend(Pass::ALL.map(|pass| CollectiveId::Reshard { pass, block, part }));
+        names.push(CollectiveId::Replicas(block));
+    }
+    if let CollectiveId::Replicas(_) = collective {
+        let others = [BlockId::Embed, BlockId::Attn(0), BlockId::Mlp(0), BlockId::Head, BlockId::Attn(9)];
+        names.extend(others.map(CollectiveId::Replicas));
+    }
     if let CollectiveId::Block { pass, block, part, piece } = collective {
         names.extend(Pass::ALL.map(|pass| CollectiveId::Block { pass, block, part, piece }));
-        names.push(CollectiveId::Block { pass, block, part, piece: None });
         let cut = neighbours(piece.unwrap_or(Piece { index: 0, of: 1, cut: Cut::Rows }));
         names.extend(cut.map(|piece| CollectiveId::Block { pass, block, part, piece: Some(piece) }));
     }
-    names.into_iter().chain([CollectiveId::Gradients(0), CollectiveId::Gradients(1), CollectiveId::Norm])
+    names.extend([CollectiveId::Gradients(0), CollectiveId::Gradients(1), CollectiveId::Norm]);
+    names.into_iter().filter(move |&name| name != collective)
 }
 
 /// Whether a change of a field makes more work and no difference. Such schedules may be valid: an input that is kept
@@ -218,10 +234,11 @@ fn no_field_changes_unnoticed() {
                 let mut instructions = schedule.instructions.clone();
                 instructions[index] = change;
                 let mutated = with(&schedule, instructions);
-                let accepted = verify(&mutated).is_empty();
-                let same = meaning(&mutated).as_ref() == Ok(&expected);
-                assert!(!accepted || same, "`{instruction}` became `{change}` in\n{schedule}");
-                assert!(!accepted || wasteful(instruction, change), "`{instruction}` became `{change}`");
+                if verify(&mutated).is_empty() {
+                    let same = meaning(&mutated).as_ref() == Ok(&expected);
+                    assert!(same, "`{instruction}` became `{change}` in\n{schedule}");
+                    assert!(wasteful(instruction, change), "`{instruction}` became `{change}`");
+                }
             }
         }
     }
@@ -265,10 +282,10 @@ fn a_collective_under_another_name_is_noticed() {
     for (schedule, _) in valid() {
         for &instruction in &schedule.instructions {
             let Instruction::Start { collective, .. } = instruction else { continue };
-            for name in renamed(collective).filter(|name| *name != collective) {
+            for name in renamed(collective) {
                 let rename = |instruction: &Instruction| match *instruction {
-                    Instruction::Start { collective: c, kind, axis } if c == collective => {
-                        Instruction::Start { collective: name, kind, axis }
+                    Instruction::Start { collective: c, kind, axis, grouping } if c == collective => {
+                        Instruction::Start { collective: name, kind, axis, grouping }
                     }
                     Instruction::Sync { collective: c } if c == collective => {
                         Instruction::Sync { collective: name }

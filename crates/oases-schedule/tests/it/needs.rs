@@ -16,6 +16,8 @@ enum Value {
     Input(BlockId, PartId),
     Output(BlockId, PartId),
     Gradient(BlockId, PartId),
+    /// The gradient of a block's input, of the sequences that the block before has.
+    Dealt(BlockId, PartId),
     Internal(BlockId, PartId, Slot),
     /// What pieces of the last product read and nobody else does.
     Operand(BlockId, PartId, Slot),
@@ -33,11 +35,10 @@ pub(crate) struct Access {
 }
 
 /// What every instruction of a schedule needs. Buffers are numbered from 1.
-pub(crate) fn accesses(schedule: &Schedule, model: &Model, tensor: u32) -> Vec<Vec<Access>> {
+pub(crate) fn accesses(schedule: &Schedule, model: &Model) -> Vec<Vec<Access>> {
     let mut needs = Needs {
         schedule,
         model,
-        tensor: tensor as usize,
         values: BTreeMap::new(),
         columns: BTreeMap::new(),
         buffers: 1,
@@ -50,7 +51,6 @@ pub(crate) fn accesses(schedule: &Schedule, model: &Model, tensor: u32) -> Vec<V
 struct Needs<'a> {
     schedule: &'a Schedule,
     model: &'a Model,
-    tensor: usize,
     values: BTreeMap<Value, usize>,
     /// Pieces by columns of outputs.
     columns: BTreeMap<(BlockId, PartId), u8>,
@@ -59,9 +59,25 @@ struct Needs<'a> {
 }
 
 impl Needs<'_> {
+    fn degree(&self, block: BlockId) -> usize {
+        let position = self.schedule.chain().position(|found| found == block).unwrap();
+        self.schedule.layout.degrees()[position] as usize
+    }
+
+    /// Whether a block has other sequences than the block before.
+    fn border(&self, block: BlockId) -> bool {
+        self.schedule.before(block).is_some_and(|before| self.degree(before) != self.degree(block))
+    }
+
+    /// Tokens of a part on one rank of a block.
+    fn tokens(&self, block: BlockId, part: PartId) -> usize {
+        let replicas = self.schedule.layout.group() as usize / self.degree(block);
+        self.schedule.sequences(part).unwrap() as usize / replicas * self.model.sequence
+    }
+
     fn bytes(&self, block: BlockId, part: PartId, slot: Slot) -> usize {
-        let n = self.schedule.sequences(part).unwrap() as usize * self.model.sequence;
-        let (h, f, v, t) = (self.model.hidden, self.model.ffn, self.model.vocabulary, self.tensor);
+        let (n, t) = (self.tokens(block, part), self.degree(block));
+        let (h, f, v) = (self.model.hidden, self.model.ffn, self.model.vocabulary);
         // A gradient that arrives tells a backward from the rest.
         let workspace = match self.accesses.iter().any(|access| access.slot == Slot::Gradient) {
             true => WORKSPACE.attention_backward,
@@ -132,16 +148,56 @@ impl Needs<'_> {
         if self.values.contains_key(&Value::Input(block, part)) {
             self.find(Value::Input(block, part), Slot::Input, block, part);
         } else if let Some(before) = self.schedule.before(block) {
-            self.find(Value::Output(before, part), Slot::Input, block, part);
-            let buffer = self.values.remove(&Value::Output(before, part)).unwrap();
+            assert!(!self.border(block), "the input comes from a reshard");
+            let buffer = self.join(before, part);
             self.values.insert(Value::Input(block, part), buffer);
-            if before != BlockId::Embed {
-                self.find(Value::Input(before, part), Slot::Residual, block, part);
-            }
-            if self.columns.remove(&(before, part)).is_some_and(|pieces| pieces > 1) {
-                self.begin(None, Slot::Joined, block, part);
-            }
         }
+    }
+
+    /// The output of a block becomes the input of the next. Returns its buffer.
+    fn join(&mut self, before: BlockId, part: PartId) -> usize {
+        self.find(Value::Output(before, part), Slot::Input, before, part);
+        if before != BlockId::Embed {
+            self.find(Value::Input(before, part), Slot::Residual, before, part);
+        }
+        if self.columns.remove(&(before, part)).is_some_and(|pieces| pieces > 1) {
+            self.begin(None, Slot::Joined, before, part);
+        }
+        self.values.remove(&Value::Output(before, part)).unwrap()
+    }
+
+    /// An input that is not kept makes room for the one that recomputation builds.
+    fn fed(&mut self, block: BlockId, part: PartId) {
+        let before = self.schedule.before(block).filter(|&before| !self.keeps(before, part));
+        before.and_then(|before| self.values.remove(&Value::Input(before, part)));
+    }
+
+    /// The side that a border comes from has the sequences before, the side that it goes to has those after.
+    fn reshard(&mut self, pass: Pass, block: BlockId, part: PartId) {
+        let before = self.schedule.before(block).unwrap();
+        if pass == Pass::Backward {
+            self.gradient(block, part, Slot::Gradient, Some(Slot::Upstream));
+            self.begin(Some(Value::Dealt(block, part)), Slot::Resharded, before, part);
+            return;
+        }
+        self.join(before, part);
+        self.begin(Some(Value::Input(block, part)), Slot::Resharded, block, part);
+        if pass == Pass::Forward {
+            self.fed(block, part);
+        }
+    }
+
+    /// The gradient of a block's input as the block has it, and that of its output, which completes it.
+    fn gradient(&mut self, block: BlockId, part: PartId, slot: Slot, upstream: Option<Slot>) {
+        self.find(Value::Gradient(block, part), slot, block, part);
+        if let (Some(after), Some(upstream)) = (self.schedule.after(block), upstream) {
+            self.find(self.arrival(after, part), upstream, block, part);
+        }
+    }
+
+    /// The gradient of a block's input as the block before has it.
+    fn arrival(&self, block: BlockId, part: PartId) -> Value {
+        if self.border(block) { Value::Dealt(block, part) } else { Value::Gradient(block, part) }
     }
 
     /// Forward and recompute: what of it stays for backward, and how far it goes.
@@ -203,13 +259,12 @@ impl Needs<'_> {
             0 => self.begin(Some(value), slot, block, part),
             _ => self.find(value, slot, block, part),
         }
-        self.narrow(part, piece);
+        self.narrow(block, part, piece);
     }
 
     /// The operand added last is a piece of its buffer.
-    fn narrow(&mut self, part: PartId, piece: Piece) {
-        let n = self.schedule.sequences(part).unwrap() as usize * self.model.sequence;
-        let h = self.model.hidden;
+    fn narrow(&mut self, block: BlockId, part: PartId, piece: Piece) {
+        let (n, h) = (self.tokens(block, part), self.model.hidden);
         let (extent, other) = if piece.cut == Cut::Rows { (n, h) } else { (h, n) };
         let [begin, end] =
             [piece.index, piece.index + 1].map(|i| extent * usize::from(i) / usize::from(piece.of));
@@ -218,10 +273,15 @@ impl Needs<'_> {
 
     fn backward(&mut self, block: BlockId, part: PartId, scope: Scope) {
         if let Some(after) = self.schedule.after(block) {
-            self.find(Value::Gradient(after, part), Slot::Gradient, block, part);
-            let upstream = self.schedule.after(after).filter(|_| scope != Scope::Weight);
-            if let Some(upstream) = upstream {
-                self.find(Value::Gradient(upstream, part), Slot::Upstream, block, part);
+            if self.border(after) {
+                self.find(Value::Dealt(after, part), Slot::Gradient, block, part);
+            } else {
+                self.gradient(
+                    after,
+                    part,
+                    Slot::Gradient,
+                    (scope != Scope::Weight).then_some(Slot::Upstream),
+                );
             }
         }
         self.find_inside(block, part, Needs::saved(block));
@@ -251,10 +311,11 @@ impl Needs<'_> {
             Instruction::Forward { block, part, keep, extent } => {
                 let keep = if block == BlockId::Head { Keep::All } else { keep };
                 self.run(block, part, keep, extent);
-                // An input that is not kept makes room for the one that recomputation builds.
-                let before = self.schedule.before(block).filter(|&before| !self.keeps(before, part));
-                before.and_then(|before| self.values.remove(&Value::Input(before, part)));
+                if !self.border(block) {
+                    self.fed(block, part);
+                }
             }
+            Instruction::Reshard { pass, block, part } => self.reshard(pass, block, part),
             Instruction::Recompute { block, part, extent } => self.run(block, part, Keep::All, extent),
             Instruction::Tail { pass, block, part, piece } => self.tail(pass, block, part, piece),
             Instruction::Loss { part } => {
@@ -263,20 +324,36 @@ impl Needs<'_> {
             }
             Instruction::Backward { block, part, scope } => self.backward(block, part, scope),
             Instruction::Start { collective, .. } | Instruction::Sync { collective } => {
-                if let CollectiveId::Block { pass, block, part, piece } = collective {
-                    let (value, slot) = match pass {
-                        Pass::Backward => (Value::Gradient(block, part), Slot::InputGradient),
-                        Pass::Forward | Pass::Recompute => (Value::Output(block, part), Slot::Output),
-                    };
-                    self.find(value, slot, block, part);
-                    piece.into_iter().for_each(|piece| self.narrow(part, piece));
-                    // A collective finds its buffer in one slot, whatever it is.
-                    self.accesses[0].slot = Slot::Output;
-                }
+                self.moved(collective);
             }
             Instruction::Norm | Instruction::Step => {}
         }
         std::mem::take(&mut self.accesses)
+    }
+
+    fn moved(&mut self, collective: CollectiveId) {
+        let (value, slot, block, part) = match collective {
+            CollectiveId::Block { pass: Pass::Backward, block, part, .. } => {
+                (Value::Gradient(block, part), Slot::InputGradient, block, part)
+            }
+            CollectiveId::Block { block, part, .. } => {
+                (Value::Output(block, part), Slot::Output, block, part)
+            }
+            CollectiveId::Reshard { pass: Pass::Backward, block, part } => {
+                let before = self.schedule.before(block).unwrap();
+                (Value::Dealt(block, part), Slot::Resharded, before, part)
+            }
+            CollectiveId::Reshard { block, part, .. } => {
+                (Value::Input(block, part), Slot::Resharded, block, part)
+            }
+            CollectiveId::Replicas(_) | CollectiveId::Gradients(_) | CollectiveId::Norm => return,
+        };
+        self.find(value, slot, block, part);
+        if let CollectiveId::Block { piece: Some(piece), .. } = collective {
+            self.narrow(block, part, piece);
+        }
+        // A collective finds its buffer in one slot, whatever it is.
+        self.accesses[0].slot = Slot::Output;
     }
 
     fn keeps(&self, block: BlockId, part: PartId) -> bool {

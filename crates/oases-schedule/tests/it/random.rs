@@ -4,19 +4,18 @@ use std::collections::BTreeSet;
 
 use oases_schedule::passes::VARIANTS;
 use oases_schedule::random::{candidate, schedule};
-use oases_schedule::{Extent, Instruction, Keep, Pass, Request, Schedule, Scope, verify};
+use oases_schedule::{Extent, Instruction, Keep, Pass, Schedule, Scope, verify};
 
+use crate::layouts::{LAYOUTS, request};
 use crate::meaning::meaning;
 
 #[test]
 fn every_candidate_is_valid_and_computes_the_same() {
     let mut rejected = 0;
-    for (layers, tensor, micro_batches, sub_batches) in
-        [(1, 1, 1, 1), (1, 2, 1, 2), (2, 2, 2, 2), (3, 4, 2, 3), (4, 2, 1, 1), (2, 1, 3, 2)]
-    {
-        let request = Request { micro_batches, sub_batches, ..Request::new(layers, tensor, 7) };
+    for (index, layout) in LAYOUTS.into_iter().enumerate() {
+        let request = request(layout, 1 + index as u32 % 3, 1 + index as u32 % 2);
         let expected = meaning(&VARIANTS[0].build(&request)).unwrap();
-        for seed in 0..60 {
+        for seed in 0..30 {
             let candidate = candidate(seed, &request);
             rejected += usize::from(!verify(&candidate).is_empty());
             assert_eq!(meaning(&candidate).as_ref(), Ok(&expected), "{candidate}");
@@ -28,7 +27,7 @@ fn every_candidate_is_valid_and_computes_the_same() {
 
 #[test]
 fn schedules_differ_in_what_they_keep_repeat_and_wait_for() {
-    let request = Request { micro_batches: 2, ..Request::new(2, 2, 4) };
+    let request = request((2, "1*2 2*1 1*1 2*1 1*1"), 2, 2);
     let schedules: Vec<Schedule> = (0..100).map(|seed| schedule(seed, &request)).collect();
     let distinct: BTreeSet<&[Instruction]> = schedules.iter().map(|s| s.instructions.as_slice()).collect();
     assert_eq!(distinct.len(), schedules.len());
@@ -49,6 +48,8 @@ fn schedules_differ_in_what_they_keep_repeat_and_wait_for() {
     for pass in Pass::ALL {
         assert!(has(&|i| matches!(i, Instruction::Tail { pass: p, .. } if *p == pass)) > 30);
     }
+    // A recomputed border: where a block that is recomputed to its output stands before one that keeps nothing.
+    assert!(has(&|i| matches!(i, Instruction::Reshard { pass: Pass::Recompute, .. })) > 10);
     let hoisted = |schedule: &&Schedule| {
         let at = |wanted: fn(&Instruction) -> bool| schedule.instructions.iter().position(wanted);
         at(|i| matches!(i, Instruction::Recompute { .. })) < at(|i| matches!(i, Instruction::Loss { .. }))

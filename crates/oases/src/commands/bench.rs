@@ -184,12 +184,13 @@ impl Bench<'_> {
         let schedules = self.schedules();
         let mut contenders: Vec<Contender> = schedules
             .iter()
-            .map(|schedule| Contender { schedule: schedule.clone(), link: Some(link) })
+            .map(|schedule| Contender { schedule: schedule.clone(), link: Some(link), lasts: None })
             .collect();
         contenders.extend(references.iter().cloned());
         let counter = Counter::new(*terminal, (contenders.len() * (self.rounds + 1)) as u64);
+        let names: Vec<String> = contenders.iter().map(|contender| contender.schedule.name.clone()).collect();
         let told = |index: usize| {
-            counter.message(&format!("{label}: {}", contenders[index].schedule.name));
+            counter.message(&format!("{label}: {}", names[index]));
             counter.step();
         };
         // Timed schedules need the references' times first; others run in turn with them.
@@ -198,16 +199,8 @@ impl Bench<'_> {
         let mut samples = subject.run(&contenders[first..], rounds, stop, &|index| told(first + index))?;
         let reference = samples.split_off(schedules.len() - first);
         let measurement = subject.measurement(&references, &reference);
-        if self.timed {
-            let lasts = |operation, sequences| {
-                let ms =
-                    measurement.compute.get(&(operation, sequences)).map_or(0.0, |times| times.mean_ms());
-                Duration::from_secs_f64(ms / 1e3)
-            };
-            samples = subject.run_timed(&contenders[..first], rounds, Some(&lasts), stop, &told)?;
-        }
-        counter.finish();
         let Some(forward_ms) = measuring::block_forward_ms(&measurement, self.micro_batch()) else {
+            counter.finish();
             return Ok(nothing);
         };
         let mut profile = measuring::profile(&self.config.model.family, &self.subject(), &measurement, None);
@@ -218,6 +211,16 @@ impl Bench<'_> {
         let ring =
             Ring { bandwidth_bytes_per_s: link.bandwidth_bytes_per_s, latency_s: link.latency.as_secs_f64() };
         let costs = ProfileCosts::new(&profile, Some(ring));
+        if self.timed && !stop.load(Ordering::Relaxed) {
+            for contender in &mut contenders[..first] {
+                let plan = subject.plan(&contender.schedule);
+                let durations = oases_plan::durations(&contender.schedule, &plan, &costs)
+                    .map_err(super::simulate::told)?;
+                contender.lasts = Some(durations.into_iter().map(|ns| Duration::from_nanos(ns.0)).collect());
+            }
+            samples = subject.run(&contenders[..first], rounds, stop, &told)?;
+        }
+        counter.finish();
         let cells: Vec<Cell<'_>> = self.cells(&schedules, &samples, &costs, link);
         let ratio = if let Asked::Ratio(ratio) = asked { Some(*ratio) } else { None };
         let rows = rows::rows(&cells, self.recipes, &label, ratio);

@@ -33,7 +33,7 @@ pub fn run(args: &GenerateArgs, environment: &Environment, terminal: &Terminal) 
     for reason in &latest.passed_over {
         terminal.line(&format!("passed over a newer checkpoint: {reason}"));
     }
-    let workspace = CpuBackend::workspace(&model, 1);
+    let workspace = CpuBackend::workspace(&model);
     let mut generator = Generator::load(&model, &latest.checkpoint, workspace).map_err(plan_run::told)?;
     let sampling = Sampling { temperature: args.temperature, top_k: args.top_k, seed: args.seed };
     let mut sampler = Sampler::new(sampling).map_err(plan_run::told)?;

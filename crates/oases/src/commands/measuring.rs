@@ -9,7 +9,7 @@ use oases_exec::comm::Link;
 use oases_plan::{FORMAT, MeasuredCollective, MeasuredCompute, MeasuredLink, Origin, Profile, Shape};
 use oases_schedule::{Extent, Family, Layout, Model, Operation, Plan, Purpose, Schedule, Statics, plan};
 use oases_train::measure::{self, Measurement, Sized};
-use oases_train::trial::{Contender, Lasts, Sample, Trial};
+use oases_train::trial::{Contender, Sample, Trial};
 
 use super::plan_run;
 use crate::doctor;
@@ -35,8 +35,8 @@ impl Subject<'_> {
     /// The memory plan of a schedule.
     pub fn plan(&self, schedule: &Schedule) -> Plan {
         let (sequences, parts) = (schedule.batch(), schedule.parts.len());
-        let statics = Statics::new(self.model, self.tensor, Purpose::Training, sequences, parts);
-        plan(schedule, &statics, CpuBackend::workspace(self.model, self.tensor))
+        let statics = Statics::new(self.model, &schedule.layout, Purpose::Training, sequences, parts);
+        plan(schedule, &statics, CpuBackend::workspace(self.model))
     }
 
     /// What the samples of these contenders say.
@@ -59,20 +59,7 @@ impl Subject<'_> {
         stop: &AtomicBool,
         finished: &(dyn Fn(usize) + Sync),
     ) -> anyhow::Result<Vec<Vec<Sample>>> {
-        self.run_timed(contenders, rounds, None, stop, finished)
-    }
-
-    /// The same with instructions that last as long as they are told, if that is given.
-    pub fn run_timed(
-        &self,
-        contenders: &[Contender],
-        rounds: usize,
-        timed: Option<&Lasts<'_>>,
-        stop: &AtomicBool,
-        finished: &(dyn Fn(usize) + Sync),
-    ) -> anyhow::Result<Vec<Vec<Sample>>> {
-        let (model, tensor) = (self.model, self.tensor);
-        let trial = Trial { model, tensor, contenders, warmup: 1, rounds, timed, stop };
+        let trial = Trial { model: self.model, contenders, warmup: 1, rounds, stop };
         trial.run(finished).map_err(plan_run::told)
     }
 }

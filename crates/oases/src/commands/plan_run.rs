@@ -2,7 +2,7 @@
 
 use oases_exec::CpuBackend;
 use oases_exec::comm::Link;
-use oases_schedule::{Cut, Keep, Model, Variant, Workspace};
+use oases_schedule::{Cut, Keep, Keeps, Layout, Model, Schedule, Variant, Workspace};
 use oases_train::{Fault, OptimizerOptions, Options};
 
 use crate::config::RunConfig;
@@ -22,7 +22,7 @@ pub fn model(config: &RunConfig) -> Model {
 
 /// What the CPU's kernels want as workspace. Only for a model that has been checked.
 pub fn workspace(options: &Options) -> Workspace {
-    CpuBackend::workspace(&options.model, options.tensor)
+    CpuBackend::workspace(&options.model)
 }
 
 /// The link of a configuration.
@@ -33,9 +33,9 @@ pub fn link(config: &RunConfig) -> Option<Link> {
     })
 }
 
-/// What a forward is asked to keep; `None` leaves it to the schedule.
-fn keep(word: &str) -> Option<Keep> {
-    Keep::ALL.into_iter().find(|keep| keep.name() == word)
+/// What forwards are asked to keep.
+fn keep(word: &str) -> Keeps {
+    Keep::ALL.into_iter().find(|keep| keep.name() == word).map_or(Keeps::AsScheduled, Keeps::Same)
 }
 
 /// The run of a configuration.
@@ -43,7 +43,7 @@ pub fn options(config: &RunConfig, resume: bool, fault: Option<Fault>) -> Option
     let (train, schedule) = (&config.train, &config.schedule);
     Options {
         model: model(config),
-        tensor: config.parallel.tensor as u32,
+        layout: Layout::uniform(config.parallel.tensor as u32, Schedule::blocks(config.model.layers as u32)),
         variant: Variant::find(&schedule.name).expect("the configuration's rules know every schedule"),
         sub_batches: schedule.sub_batches as u32,
         keep: keep(&schedule.keep),

@@ -90,8 +90,7 @@ fn predict(
     let predict = |recipe: &Recipe| {
         let schedule = recipe.build();
         let (sequences, parts) = (schedule.batch(), schedule.parts.len());
-        let tensor = config.parallel.tensor as u32;
-        let statics = Statics::new(model, tensor, Purpose::Training, sequences, parts);
+        let statics = Statics::new(model, &schedule.layout, Purpose::Training, sequences, parts);
         let plan = plan(&schedule, &statics, workspace);
         let timeline = simulate(&schedule, &plan, &*costs).map_err(told)?;
         Ok((schedule, timeline))

@@ -34,7 +34,7 @@ pub fn run(args: &TrainArgs, environment: &Environment, terminal: &Terminal) -> 
     let workspace = plan_run::workspace(&options);
     let job = Job::prepare(options, workspace).map_err(plan_run::told)?;
 
-    check_memory(job.arena_bytes(), u64::from(job.options.tensor), text, available)?;
+    check_memory(job.arena_bytes(), u64::from(job.options.layout.group()), text, available)?;
 
     let steps = config.train.steps;
     let changes = if args.resume { changes(&config) } else { Vec::new() };

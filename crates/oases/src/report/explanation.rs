@@ -116,7 +116,8 @@ impl Explanation {
         let passes = passes.collect();
         let (_, schedule) = trace.last().expect("a variant has passes");
         let tensor = request.layout.uniform_degree().expect("a layout of one degree");
-        let statics = Statics::new(model, tensor, Purpose::Training, schedule.batch(), schedule.parts.len());
+        let statics =
+            Statics::new(model, &request.layout, Purpose::Training, schedule.batch(), schedule.parts.len());
         let plan = plan(schedule, &statics, workspace);
         Explanation {
             schedule: schedule.name.clone(),

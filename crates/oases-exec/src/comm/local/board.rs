@@ -1,90 +1,48 @@
-//! The board of a local group: which collectives its ranks have started, which parts of them are done, and
-//! when the emulated link lets go of them. Plain bookkeeping, without threads; the group keeps it under its
-//! lock.
+//! The board of a local communicator: which collectives its ranks have started, which parts of them are done,
+//! and when the emulated links let go of them. Plain bookkeeping, without threads and without a clock; it is
+//! kept under the communicator's lock.
 //!
-//! A collective is cut into parts. Whoever has time claims a part of it, which means the same part of every
-//! rank's region, does the arithmetic without the lock, and puts the part back. In the steady state nothing
-//! here allocates: entries are used again.
+//! All ranks make the same calls in the same [`Order`], but a collective stands on the board once for each
+//! group, from the first member's start to the last one's taking. So groups that have no rank in common
+//! advance at their own speed. In the steady state nothing here allocates: memory is used again.
+
+#[cfg(test)]
+mod tests;
 
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use super::reduce;
+use super::collective::{Claim, Collective, Parts, Transport};
+use super::members::Members;
+use super::order::Order;
 use crate::arena::Region;
-use crate::comm::{Call, CommunicatorError, Link, Operation, Tag};
+use crate::comm::{Call, CommunicatorError, Link};
 
-/// Regions up to this size are not cut: the arithmetic takes less time than waking a thread.
-/// (Smaller for Miri, so that its small regions are cut as well.)
-const PART_BYTES: usize = if cfg!(miri) { 256 } else { 64 << 10 };
-
-/// Parts of an all-reduce, at most.
-const MAX_PARTS: usize = 8;
-
-/// Collectives under way at once for which there is room from the beginning.
+/// Collectives under way at once, per pair of ranks, for which there is room from the beginning. (How many
+/// there are depends on how far ranks are apart, so it could grow in any step.)
 const IN_FLIGHT: usize = 32;
 
-/// Parts begin at multiples of this many elements, a cache line.
-const LINE: usize = 16;
-
-/// All collectives that a rank has started and some rank has not taken yet.
+/// All collectives that a member has started and some member has not taken yet.
 #[derive(Debug)]
 pub(super) struct Board {
     ranks: usize,
+    order: Order,
+    /// By position in the order; at one position, groups have no rank in common.
+    collectives: VecDeque<Collective>,
+    spare: Vec<Parts>,
     link: Option<Link>,
-    /// When the link has carried all that it was given so far.
-    link_free_at: Option<Instant>,
-    entries: VecDeque<Entry>,
-    /// Position of `entries[0]` in the group's order.
-    first: u64,
-    /// Per rank, how many collectives it has started.
-    started: Vec<u64>,
-    spare: Vec<Entry>,
-}
-
-/// One collective.
-#[derive(Debug)]
-struct Entry {
-    call: Call,
-    operation: Operation,
-    first_rank: usize,
-    /// Ranks that have started it.
-    arrived: usize,
-    /// Ranks that have taken their result.
-    taken: usize,
-    /// Part `p` of rank `r` at `p * ranks + r`; absent before it arrives, while claimed, and after it is
-    /// taken.
-    regions: Vec<Option<Region>>,
-    parts: usize,
-    claimed: usize,
-    done: usize,
-    /// When the link has carried it, once all ranks have started it.
-    ends: Option<Instant>,
-}
-
-/// A part whose arithmetic is to be done by the claimant.
-#[derive(Debug)]
-pub(super) struct Claim {
-    position: u64,
-    part: usize,
-    operation: Operation,
-}
-
-impl Claim {
-    /// Does the arithmetic on the part of each rank.
-    pub(super) fn work(&self, regions: &mut [Region]) {
-        match self.operation {
-            Operation::AllReduceSum => reduce::sum_in_rank_order(regions),
-            Operation::AllGather => reduce::copy_from_rank(self.part, regions),
-        }
-    }
+    /// Per rank, when its link has carried all that it was given so far.
+    link_free_at: Vec<Option<Instant>>,
 }
 
 /// How far a collective is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Progress {
-    /// Some ranks have not started it.
+    /// Some members have not started it.
     Missing,
-    /// It is on the link until then.
+    /// A link has to carry another one before, which some of its members have not started.
+    Queued,
+    /// It is on the links until then.
     OnLink(Instant),
     /// Its arithmetic is not finished.
     Working,
@@ -95,9 +53,9 @@ pub(super) enum Progress {
 /// What the start of a collective has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Started {
-    /// Other ranks are yet to start it.
+    /// Other members are yet to start it.
     Early,
-    /// This was the last rank.
+    /// This was the last member.
     Complete {
         /// Parts to do.
         parts: usize,
@@ -106,15 +64,20 @@ pub(super) enum Started {
 
 impl Board {
     pub(super) fn new(ranks: usize, link: Option<Link>) -> Board {
-        // How many are under way at once depends on how far ranks are apart, so it could grow in any step.
-        let spare = (0..IN_FLIGHT).map(|_| Entry::spare(ranks)).collect();
-        let entries = VecDeque::with_capacity(IN_FLIGHT);
-        Board { ranks, link, link_free_at: None, entries, first: 0, started: vec![0; ranks], spare }
+        let room = IN_FLIGHT * ranks.div_ceil(2);
+        Board {
+            ranks,
+            order: Order::new(ranks),
+            collectives: VecDeque::with_capacity(room),
+            spare: (0..room).map(|_| Parts::room(ranks)).collect(),
+            link,
+            link_free_at: vec![None; ranks],
+        }
     }
 
     /// Position of the collective that `rank` starts next.
     pub(super) fn next(&self, rank: usize) -> u64 {
-        self.started[rank]
+        self.order.next(rank)
     }
 
     /// Puts a rank's region on the board. An error says that another rank has called something else.
@@ -123,162 +86,134 @@ impl Board {
         rank: usize,
         call: Call,
         region: Region,
+        now: Instant,
     ) -> Result<Started, CommunicatorError> {
-        let Call::Collective { operation, .. } = call else { unreachable!("{call} is no collective") };
-        let position = self.started[rank];
-        let index = (position - self.first) as usize;
-        if index == self.entries.len() {
-            let entry = self.spare.pop().unwrap_or_else(|| Entry::new(call, operation));
-            self.entries.push_back(entry.reset(rank, call, operation, region.len(), self.ranks));
-        }
-        let entry = &mut self.entries[index];
-        if entry.call != call {
-            let (first_rank, first) = (entry.first_rank, entry.call);
-            return Err(CommunicatorError::Mismatch { first_rank, first, second_rank: rank, second: call });
-        }
-        self.started[rank] += 1;
-        entry.put_whole(rank, self.ranks, region);
-        entry.arrived += 1;
-        if entry.arrived < self.ranks {
+        let position = self.order.make(rank, call)?;
+        let index = self.find(position, rank).unwrap_or_else(|| self.open(position, rank, call));
+        let collective = &mut self.collectives[index];
+        collective.put_whole(rank, region);
+        if !collective.is_complete() {
             return Ok(Started::Early);
         }
-        let parts = entry.parts;
-        if let (Some(link), Call::Collective { operation, bytes, .. }) = (self.link, call) {
-            let now = Instant::now();
-            let begins = self.link_free_at.map_or(now, |free| free.max(now));
-            self.link_free_at = Some(begins + link.duration(operation, bytes, self.ranks));
-            entry.ends = self.link_free_at;
-        }
+        let parts = collective.parts();
+        self.use_links(now);
         Ok(Started::Complete { parts })
     }
 
-    /// Claims the oldest part that has not been done, moving every rank's region of it to `into`.
+    /// Makes the collective of `rank`'s group at `position`.
+    fn open(&mut self, position: u64, rank: usize, call: Call) -> usize {
+        let Call::Collective { operation, grouping, bytes, .. } = call else {
+            unreachable!("{call} is no collective")
+        };
+        let members = Members::of(rank, grouping, self.ranks);
+        let transport = match self.link {
+            Some(_) if members.size() > 1 => Transport::Queued,
+            _ => Transport::Unneeded,
+        };
+        let parts = self.spare.pop().unwrap_or_else(|| Parts::room(self.ranks));
+        let index = self.collectives.partition_point(|collective| collective.position <= position);
+        let collective = Collective::new(position, members, operation, bytes, transport, parts);
+        self.collectives.insert(index, collective);
+        index
+    }
+
+    /// Gives the links what they can carry: each its collectives in order, one at a time, and each of those
+    /// once all its members have started it.
+    fn use_links(&mut self, now: Instant) {
+        let Some(link) = self.link else { return };
+        for index in 0..self.collectives.len() {
+            let collective = &self.collectives[index];
+            if !collective.waits_for_link() || self.queued_before(index).is_some() {
+                continue;
+            }
+            let (members, collective) = (collective.members, &mut self.collectives[index]);
+            let begins = members.ranks().filter_map(|rank| self.link_free_at[rank]).fold(now, Instant::max);
+            let ends = begins + link.duration(collective.operation, collective.bytes, members.size());
+            collective.transport = Transport::Until(ends);
+            for rank in members.ranks() {
+                self.link_free_at[rank] = Some(ends);
+            }
+        }
+    }
+
+    /// The first collective that a link has to carry before the one at `index`, if it has not begun.
+    fn queued_before(&self, index: usize) -> Option<usize> {
+        let members = self.collectives[index].members;
+        self.collectives.iter().take(index).position(|collective| {
+            collective.transport == Transport::Queued && collective.members.overlap(members)
+        })
+    }
+
+    /// Claims the oldest part that has not been done, of any group, moving every member's region of it to
+    /// `into`.
     pub(super) fn claim(&mut self, into: &mut Vec<Region>) -> Option<Claim> {
-        let index = self.entries.iter().position(|entry| entry.is_ready(self.ranks))?;
-        self.claim_at(self.first + index as u64, into)
+        self.collectives.iter_mut().find(|collective| collective.is_ready()).map(|ready| ready.claim(into))
     }
 
-    /// Claims a part of the collective at `position`.
-    pub(super) fn claim_at(&mut self, position: u64, into: &mut Vec<Region>) -> Option<Claim> {
-        let entry = &mut self.entries[(position - self.first) as usize];
-        if !entry.is_ready(self.ranks) {
-            return None;
-        }
-        let part = entry.claimed;
-        entry.claimed += 1;
-        let regions = &mut entry.regions[part * self.ranks..][..self.ranks];
-        into.extend(regions.iter_mut().map(|region| region.take().expect("a part is claimed once")));
-        Some(Claim { position, part, operation: entry.operation })
+    /// Claims a part of the collective of `rank`'s group at `position`.
+    pub(super) fn claim_at(&mut self, position: u64, rank: usize, into: &mut Vec<Region>) -> Option<Claim> {
+        let index = self.index(position, rank);
+        let collective = &mut self.collectives[index];
+        collective.is_ready().then(|| collective.claim(into))
     }
 
-    /// Puts the regions of a claimed part back. Returns the position of its collective, if that is now done.
-    pub(super) fn finish(&mut self, claim: &Claim, from: &mut Vec<Region>) -> Option<u64> {
-        let entry = &mut self.entries[(claim.position - self.first) as usize];
-        let regions = &mut entry.regions[claim.part * self.ranks..][..self.ranks];
-        for (place, region) in regions.iter_mut().zip(from.drain(..)) {
-            *place = Some(region);
-        }
-        entry.done += 1;
-        (entry.done == entry.parts).then_some(claim.position)
+    /// Puts the regions of a claimed part back. Returns whether its collective is now done.
+    pub(super) fn finish(&mut self, claim: &Claim, from: &mut Vec<Region>) -> bool {
+        let of_claim = |collective: &&mut Collective| {
+            collective.position == claim.position && collective.members == claim.members
+        };
+        let collective =
+            self.collectives.iter_mut().find(of_claim).expect("it is not over without this part");
+        collective.finish(claim, from);
+        collective.is_done()
     }
 
-    /// How far the collective at `position` is.
-    pub(super) fn progress(&self, position: u64) -> Progress {
-        let entry = self.entry(position);
-        if entry.arrived < self.ranks {
-            return Progress::Missing;
-        }
-        match entry.ends.filter(|ends| Instant::now() < *ends) {
-            Some(ends) => Progress::OnLink(ends),
-            None if entry.done < entry.parts => Progress::Working,
-            None => Progress::Done,
+    /// How far the collective of `rank`'s group at `position` is.
+    pub(super) fn progress(&self, position: u64, rank: usize, now: Instant) -> Progress {
+        let collective = &self.collectives[self.index(position, rank)];
+        match collective.transport {
+            _ if !collective.is_complete() => Progress::Missing,
+            Transport::Queued => Progress::Queued,
+            Transport::Until(ends) if now < ends => Progress::OnLink(ends),
+            _ if !collective.is_done() => Progress::Working,
+            _ => Progress::Done,
         }
     }
 
-    /// The ranks that have not started the collective at `position`.
-    pub(super) fn missing(&self, position: u64) -> impl Iterator<Item = usize> {
-        (0..self.ranks).filter(move |rank| self.started[*rank] <= position)
+    /// The ranks that keep `rank` waiting at `position`: members of its group there that have not started the
+    /// collective; if there are none, members of the one for which the links wait.
+    pub(super) fn missing(&self, position: u64, rank: usize) -> impl Iterator<Item = usize> {
+        let mut index = self.index(position, rank);
+        // Each step goes to an older one, so this ends.
+        while self.collectives[index].waits_for_link()
+            && let Some(before) = self.queued_before(index)
+        {
+            index = before;
+        }
+        let Collective { position, members, .. } = self.collectives[index];
+        members.ranks().filter(move |member| !self.order.has_made(*member, position))
     }
 
     /// Takes a rank's whole region out of a collective that is done.
     pub(super) fn take(&mut self, rank: usize, position: u64) -> Region {
-        let index = (position - self.first) as usize;
-        let entry = &mut self.entries[index];
-        let region = entry.take_whole(rank, self.ranks);
-        entry.taken += 1;
-        while self.entries.front().is_some_and(|entry| entry.taken == self.ranks) {
-            self.spare.extend(self.entries.pop_front());
-            self.first += 1;
+        let index = self.index(position, rank);
+        let collective = &mut self.collectives[index];
+        let region = collective.take_whole(rank);
+        if collective.is_over() {
+            self.spare.extend(self.collectives.remove(index).map(Collective::into_parts));
         }
         region
     }
 
-    fn entry(&self, position: u64) -> &Entry {
-        &self.entries[(position - self.first) as usize]
-    }
-}
-
-impl Entry {
-    fn new(call: Call, operation: Operation) -> Entry {
-        let (first_rank, arrived, taken, parts, claimed, done) = (0, 0, 0, 0, 0, 0);
-        let regions = Vec::new();
-        Entry { call, operation, first_rank, arrived, taken, regions, parts, claimed, done, ends: None }
+    /// Where the collective of `rank`'s group at `position` is.
+    fn find(&self, position: u64, rank: usize) -> Option<usize> {
+        self.collectives
+            .iter()
+            .position(|collective| collective.position == position && collective.members.contains(rank))
     }
 
-    /// One with room for any collective.
-    fn spare(ranks: usize) -> Entry {
-        let operation = Operation::AllReduceSum;
-        let call = Call::Collective { operation, tag: Tag(0), bytes: 0 };
-        let regions = Vec::with_capacity(ranks * ranks.max(MAX_PARTS));
-        Entry { regions, ..Entry::new(call, operation) }
-    }
-
-    fn reset(self, first_rank: usize, call: Call, operation: Operation, len: usize, ranks: usize) -> Entry {
-        let parts = match operation {
-            _ if ranks == 1 => 1,
-            Operation::AllReduceSum => (len * size_of::<f32>() / PART_BYTES).clamp(1, MAX_PARTS),
-            Operation::AllGather => ranks,
-        };
-        let mut regions = self.regions;
-        regions.clear();
-        // Room for any collective, so that an entry allocates the first time only.
-        regions.reserve(ranks * ranks.max(MAX_PARTS));
-        regions.resize_with(parts * ranks, || None);
-        Entry { regions, parts, first_rank, ..Entry::new(call, operation) }
-    }
-
-    /// Whether there is a part to do.
-    fn is_ready(&self, ranks: usize) -> bool {
-        self.arrived == ranks && self.claimed < self.parts
-    }
-
-    /// Cuts a rank's region into the entry's parts.
-    fn put_whole(&mut self, rank: usize, ranks: usize, region: Region) {
-        let len = region.len();
-        let mut rest = region;
-        let mut begin = 0;
-        for part in 1..self.parts {
-            let end = self.cut(part, len);
-            let (head, tail) = rest.split_at(end - begin);
-            self.regions[(part - 1) * ranks + rank] = Some(head);
-            (rest, begin) = (tail, end);
-        }
-        self.regions[(self.parts - 1) * ranks + rank] = Some(rest);
-    }
-
-    /// Where part `part` of `len` elements begins.
-    fn cut(&self, part: usize, len: usize) -> usize {
-        match self.operation {
-            Operation::AllReduceSum => len * part / self.parts / LINE * LINE,
-            Operation::AllGather => len / self.parts * part,
-        }
-    }
-
-    /// Joins a rank's parts again.
-    fn take_whole(&mut self, rank: usize, ranks: usize) -> Region {
-        let parts = self.regions.iter_mut().skip(rank).step_by(ranks);
-        let mut parts = parts.map(|region| region.take().expect("a result is taken once"));
-        let first = parts.next().expect("a collective has a part");
-        parts.fold(first, Region::join)
+    /// Like [`Board::find`], for a collective that `rank` has started and not taken.
+    fn index(&self, position: u64, rank: usize) -> usize {
+        self.find(position, rank).expect("a collective stays until its members have taken it")
     }
 }

@@ -1,19 +1,19 @@
-//! What the threads of a local group share: the board under one lock, who waits for what, and whether it has
-//! failed.
+//! What the threads of a local communicator share: the board under one lock, who waits for what, and whether
+//! it has failed.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::super::{Call, CommunicatorError, Operation, Tag, Ticket};
-use super::board::{Board, Claim, Progress, Started};
+use super::board::{Board, Progress, Started};
+use super::collective::Claim;
 use super::host::HostBoard;
 use crate::arena::Region;
-use crate::comm::Link;
+use crate::comm::{Call, CommunicatorError, Link, Ticket};
 
 /// A timeout that can be added to any time.
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// A group, shared by the handles of all its ranks and by its communication threads.
+/// A communicator, shared by the handles of all its ranks and by its communication threads.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) ranks: usize,
@@ -25,7 +25,7 @@ pub(super) struct Shared {
     host_wake: Condvar,
 }
 
-/// Everything under the group's lock.
+/// Everything under the lock.
 #[derive(Debug)]
 pub(super) struct State {
     board: Board,
@@ -46,13 +46,15 @@ pub(super) struct State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asleep {
     No,
-    /// Until the collective at this position is started by all ranks, then until it is done.
+    /// Until the collective at this position is started by all members, then until it is done.
     For(u64),
+    /// Until the link has carried what comes before its collective, as soon as that begins.
+    Queued,
     /// Until the link has carried its collective.
     OnLink,
 }
 
-/// Why a group is of no more use.
+/// Why a communicator is of no more use.
 #[derive(Clone, Debug)]
 pub(super) enum Failure {
     /// A rank is gone.
@@ -64,7 +66,7 @@ pub(super) enum Failure {
 type Guard<'a> = MutexGuard<'a, State>;
 
 impl State {
-    /// An error if the group has failed, as `rank` sees it.
+    /// An error if the communicator has failed, as `rank` sees it.
     pub(super) fn alive(&self, rank: usize, during: Call) -> Result<(), CommunicatorError> {
         match self.failure.clone() {
             None => Ok(()),
@@ -98,33 +100,33 @@ impl Shared {
     }
 
     pub(super) fn lock(&self) -> Guard<'_> {
-        // The state is as good after a panic under the lock as before: the panicking rank fails the group.
+        // The state is as good after a panic under the lock as before: the panicking rank fails them all.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts a collective on the board. The last rank to start a small one does it on the spot, which takes
+    /// Puts a collective on the board. The last member to start a small one does it on the spot, which takes
     /// less time than to wake another thread.
-    pub(super) fn start(
-        &self,
-        rank: usize,
-        call: (Operation, Tag),
-        region: Region,
-        work: &mut Vec<Region>,
-    ) -> Ticket {
-        let call = Call::Collective { operation: call.0, tag: call.1, bytes: size_of_val::<[f32]>(&region) };
+    pub(super) fn start(&self, rank: usize, call: Call, region: Region, work: &mut Vec<Region>) -> Ticket {
         let mut state = self.lock();
         let ticket = Ticket::new(state.board.next(rank), call);
         if state.failure.is_some() {
             return ticket;
         }
-        match state.board.start(rank, call, region) {
-            Err(mismatch) => self.fail(&mut state, Failure::Error(mismatch)),
-            Ok(Started::Early) => {}
-            Ok(Started::Complete { parts: 1 }) => {
-                let claim = state.board.claim_at(ticket.position(), work);
-                drop(self.finish(state, claim.expect("nobody else knows of it yet"), work));
+        let parts = match state.board.start(rank, call, region, Instant::now()) {
+            Err(mismatch) => {
+                self.fail(&mut state, Failure::Error(mismatch));
+                return ticket;
             }
-            Ok(Started::Complete { parts }) => self.offer_work(&mut state, parts),
+            Ok(Started::Early) => return ticket,
+            Ok(Started::Complete { parts }) => parts,
+        };
+        // Other collectives may have waited for the links behind this one.
+        self.wake_ranks(&state, |asleep| asleep == Asleep::Queued);
+        if parts == 1 {
+            let claim = state.board.claim_at(ticket.position(), rank, work);
+            drop(self.finish(state, claim.expect("nobody else knows of it yet"), work));
+        } else {
+            self.offer_work(&state, parts);
         }
         ticket
     }
@@ -141,7 +143,7 @@ impl Shared {
         let mut state = self.lock();
         loop {
             state.alive(rank, call)?;
-            let progress = state.board.progress(position);
+            let progress = state.board.progress(position, rank, Instant::now());
             if progress == Progress::Done {
                 return Ok(state.board.take(rank, position));
             }
@@ -152,19 +154,9 @@ impl Shared {
             }
             state = match progress {
                 Progress::Missing => {
-                    let gone = state.board.missing(position).find(|peer| state.left[*peer]);
-                    let patience = give_up_at.saturating_duration_since(Instant::now());
-                    if let Some(failed) = gone {
-                        self.fail_rank(&mut state, failed, "left the group");
-                        state
-                    } else if patience.is_zero() {
-                        let waiting_for = state.board.missing(position).collect();
-                        self.time_out(&mut state, rank, call, waiting_for);
-                        state
-                    } else {
-                        self.sleep(state, rank, Asleep::For(position), patience)
-                    }
+                    self.wait_for_ranks(state, rank, ticket, give_up_at, Asleep::For(position))
                 }
+                Progress::Queued => self.wait_for_ranks(state, rank, ticket, give_up_at, Asleep::Queued),
                 Progress::OnLink(ends) => {
                     let rest = ends.saturating_duration_since(Instant::now());
                     self.sleep(state, rank, Asleep::OnLink, rest)
@@ -179,7 +171,29 @@ impl Shared {
         }
     }
 
-    /// What a communication thread does until the group ends: parts of collectives.
+    /// Sleeps until other ranks have started what `rank` waits for, or fails the communicator if they will not.
+    fn wait_for_ranks<'a>(
+        &'a self,
+        mut state: Guard<'a>,
+        rank: usize,
+        ticket: &Ticket,
+        give_up_at: Instant,
+        why: Asleep,
+    ) -> Guard<'a> {
+        let gone = state.board.missing(ticket.position(), rank).find(|peer| state.left[*peer]);
+        let patience = give_up_at.saturating_duration_since(Instant::now());
+        if let Some(failed) = gone {
+            self.fail_rank(&mut state, failed, "left the group");
+        } else if patience.is_zero() {
+            let waiting_for = state.board.missing(ticket.position(), rank).collect();
+            self.time_out(&mut state, rank, ticket.call(), waiting_for);
+        } else {
+            state = self.sleep(state, rank, why, patience);
+        }
+        state
+    }
+
+    /// What a communication thread does until the communicator ends: parts of collectives.
     pub(super) fn work_until_the_end(&self) {
         let mut work = Vec::with_capacity(self.ranks);
         let mut state = self.lock();
@@ -207,14 +221,18 @@ impl Shared {
         drop(state);
         claim.work(regions);
         let mut state = self.lock();
-        if let Some(done) = state.board.finish(&claim, regions) {
-            self.wake_ranks(&state, |asleep| asleep == Asleep::For(done));
+        if state.board.finish(&claim, regions) {
+            for member in claim.members.ranks() {
+                if state.asleep[member] == Asleep::For(claim.position) {
+                    self.rank_wakes[member].notify_one();
+                }
+            }
         }
         state
     }
 
     /// Wakes those who can do the parts of a collective that has just become complete.
-    fn offer_work(&self, state: &mut State, parts: usize) {
+    fn offer_work(&self, state: &State, parts: usize) {
         self.wake_ranks(state, |asleep| asleep != Asleep::No);
         for _ in 0..parts.min(state.idle_threads) {
             self.thread_wake.notify_one();
@@ -237,7 +255,7 @@ impl Shared {
         state
     }
 
-    /// Waits for a host call of the group to change.
+    /// Waits for a host call to change.
     pub(super) fn sleep_for_host<'a>(&'a self, state: Guard<'a>, at_most: Duration) -> Guard<'a> {
         self.host_wake.wait_timeout(state, at_most).unwrap_or_else(PoisonError::into_inner).0
     }
@@ -247,18 +265,18 @@ impl Shared {
         self.host_wake.notify_all();
     }
 
-    /// Fails the group; the first failure stays.
+    /// Fails the communicator; the first failure stays.
     pub(super) fn fail(&self, state: &mut State, failure: Failure) {
         state.failure.get_or_insert(failure);
         self.wake_all(state);
     }
 
-    /// Fails the group because of one rank.
+    /// Fails the communicator because of one rank.
     pub(super) fn fail_rank(&self, state: &mut State, failed: usize, reason: &str) {
         self.fail(state, Failure::Peer { failed, reason: reason.to_owned() });
     }
 
-    /// Fails the group because some ranks did not come.
+    /// Fails the communicator because some ranks did not come.
     pub(super) fn time_out(&self, state: &mut State, rank: usize, during: Call, waiting_for: Vec<usize>) {
         let after = self.timeout;
         self.fail(state, Failure::Error(CommunicatorError::TimedOut { rank, during, after, waiting_for }));

@@ -1,4 +1,6 @@
-//! Tests of groups of threads: results, order, the link's time, and every way to fail.
+//! Tests of communicators between threads: results, order, the link's time, and every way to fail.
+
+mod groups;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, mpsc};
@@ -39,7 +41,7 @@ fn span(elements: usize) -> Span {
 }
 
 /// A region of its own arena, filled by element.
-fn region(len: usize, fill: impl Fn(usize) -> f32) -> Region {
+pub(in crate::comm::local) fn region(len: usize, fill: impl Fn(usize) -> f32) -> Region {
     let mut arena = Arena::new(span(len).bytes).unwrap();
     for (index, value) in arena.write(span(len)).iter_mut().enumerate() {
         *value = fill(index);
@@ -60,7 +62,8 @@ fn sum(ranks: usize, len: usize) -> Vec<f32> {
 
 fn all_reduce(communicator: &mut LocalCommunicator, len: usize) -> Result<Region, CommunicatorError> {
     let rank = communicator.rank();
-    let ticket = communicator.start(Operation::AllReduceSum, Tag(0), region(len, |i| value(rank, i)));
+    let ticket =
+        communicator.start(Operation::AllReduceSum, Grouping::Whole, Tag(0), region(len, |i| value(rank, i)));
     communicator.sync(ticket)
 }
 
@@ -106,7 +109,12 @@ fn all_gather_fills_every_slot() {
             let results = on_ranks(ranks, options(), |mut communicator| {
                 let rank = communicator.rank();
                 let own = |i: usize| if i / slot == rank { value(rank, i % slot) } else { f32::NAN };
-                let ticket = communicator.start(Operation::AllGather, Tag(3), region(ranks * slot, own));
+                let ticket = communicator.start(
+                    Operation::AllGather,
+                    Grouping::Whole,
+                    Tag(3),
+                    region(ranks * slot, own),
+                );
                 communicator.sync(ticket).unwrap().to_vec()
             });
             let expected: Vec<f32> = (0..ranks * slot).map(|i| value(i / slot, i % slot)).collect();
@@ -135,7 +143,12 @@ fn several_collectives_in_flight_keep_their_order_and_their_regions() {
                         tickets.push((
                             index,
                             span,
-                            communicator.start(Operation::AllReduceSum, tag, arena.lend(span)),
+                            communicator.start(
+                                Operation::AllReduceSum,
+                                Grouping::Whole,
+                                tag,
+                                arena.lend(span),
+                            ),
                         ));
                     }
                     // The odd round takes the results in the opposite order.
@@ -170,7 +183,7 @@ fn a_result_does_not_wait_for_the_others_to_sync() {
                 // Rank 0 is asleep in its sync, most likely.
                 thread::sleep(Duration::from_millis(5));
                 let own = region(len, |i| value(1, i));
-                let ticket = communicator.start(Operation::AllReduceSum, Tag(0), own);
+                let ticket = communicator.start(Operation::AllReduceSum, Grouping::Whole, Tag(0), own);
                 wait_for_sync.lock().unwrap().recv().unwrap();
                 assert!(*communicator.sync(ticket).unwrap() == sum(2, len));
             }
@@ -185,8 +198,10 @@ fn the_link_takes_at_least_its_time_and_carries_one_collective_after_another() {
     let ends = on_ranks(2, LocalOptions { link: Some(link), ..options() }, |mut communicator| {
         communicator.host_group().barrier().unwrap();
         let begin = Instant::now();
-        let [reduce, gather] = [(Operation::AllReduceSum, Tag(0)), (Operation::AllGather, Tag(1))]
-            .map(|(operation, tag)| communicator.start(operation, tag, region(len, |_| 1.0)));
+        let [reduce, gather] =
+            [(Operation::AllReduceSum, Tag(0)), (Operation::AllGather, Tag(1))].map(|(operation, tag)| {
+                communicator.start(operation, Grouping::Whole, tag, region(len, |_| 1.0))
+            });
         communicator.sync(reduce).unwrap();
         let middle = begin.elapsed();
         communicator.sync(gather).unwrap();
@@ -208,7 +223,7 @@ fn collectives_that_differ_are_an_error_on_all_ranks() {
         on_ranks(3, options(), move |mut communicator| {
             let usual = (Operation::AllReduceSum, 7, 30);
             let (operation, tag, len) = if communicator.rank() == 1 { odd } else { usual };
-            let ticket = communicator.start(operation, Tag(tag), region(len, |_| 1.0));
+            let ticket = communicator.start(operation, Grouping::Whole, Tag(tag), region(len, |_| 1.0));
             communicator.sync(ticket).map(drop).unwrap_err()
         })
     };
@@ -290,9 +305,11 @@ fn a_rank_that_leaves_panics_or_aborts_ends_the_others() {
 #[test]
 fn a_failed_group_refuses_every_later_call() {
     let mut ranks = group(2, options());
-    let in_flight = ranks[0].start(Operation::AllReduceSum, Tag(0), region(4, |_| 1.0));
+    let in_flight = ranks[0].start(Operation::AllReduceSum, Grouping::Whole, Tag(0), region(4, |_| 1.0));
     ranks[1].abort("done for");
-    for ticket in [in_flight, ranks[0].start(Operation::AllReduceSum, Tag(1), region(4, |_| 1.0))] {
+    for ticket in
+        [in_flight, ranks[0].start(Operation::AllReduceSum, Grouping::Whole, Tag(1), region(4, |_| 1.0))]
+    {
         assert!(ranks[0].sync(ticket).unwrap_err().to_string().starts_with("rank 1 failed (done for)"));
     }
     assert!(ranks[0].host_group().barrier().is_err());
@@ -304,12 +321,12 @@ fn a_rank_may_leave_before_the_others_have_taken_their_results() {
     let mut ranks = group(2, options());
     let mut one = ranks.pop().unwrap();
     let mut zero = ranks.pop().unwrap();
-    let first = zero.start(Operation::AllReduceSum, Tag(0), region(LARGE, |_| 1.0));
-    let other = one.start(Operation::AllReduceSum, Tag(0), region(LARGE, |_| 2.0));
+    let first = zero.start(Operation::AllReduceSum, Grouping::Whole, Tag(0), region(LARGE, |_| 1.0));
+    let other = one.start(Operation::AllReduceSum, Grouping::Whole, Tag(0), region(LARGE, |_| 2.0));
     drop(one.sync(other).unwrap());
     drop(one);
     assert!(zero.sync(first).unwrap().iter().all(|value| *value == 3.0));
-    let second = zero.start(Operation::AllReduceSum, Tag(1), region(1, |_| 1.0));
+    let second = zero.start(Operation::AllReduceSum, Grouping::Whole, Tag(1), region(1, |_| 1.0));
     assert!(zero.sync(second).unwrap_err().to_string().contains("rank 1 failed (left the group)"));
 }
 
@@ -392,8 +409,8 @@ fn the_probe_passes() {
 }
 
 #[test]
-#[should_panic(expected = "all-gather #0 over 2 ranks cannot cut 3 elements into equal slots")]
+#[should_panic(expected = "all-gather #0 of 12 B: 3 elements are not 2 equal slots")]
 fn slots_must_be_equal() {
     let mut ranks = group(2, options());
-    let _ = ranks[0].start(Operation::AllGather, Tag(0), region(3, |_| 1.0));
+    let _ = ranks[0].start(Operation::AllGather, Grouping::Whole, Tag(0), region(3, |_| 1.0));
 }

@@ -54,7 +54,7 @@ impl Cell<'_> {
 
 /// What a recipe's forwards keep: schedules that keep the same have the same work to do.
 fn kept(recipe: &Recipe) -> Keep {
-    recipe.variant.keeps_always().or(recipe.request.keep).unwrap_or(Keep::Input)
+    recipe.variant.keeps_always().or(recipe.request.keep.kinds().first().copied()).unwrap_or(Keep::Input)
 }
 
 /// The rows of one link.

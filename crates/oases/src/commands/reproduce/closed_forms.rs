@@ -4,7 +4,7 @@
 //! `L` times that many layers, then the reduction of gradients and the optimizer's step.
 
 use oases_plan::{BlockFit, BlockSize, PublishedCosts};
-use oases_plan::{Costs, Error};
+use oases_plan::{Costs, Error, Reach};
 use oases_schedule::{Bytes, CollectiveKind, Family};
 
 use super::setting::{Case, EXCHANGE_SHARE, MICRO_BATCHES, SERVER, Setting};
@@ -27,7 +27,8 @@ pub fn alpa(setting: &Setting, case: Case) -> Result<f64, Error> {
     let costs = setting.costs(&model, case.degree)?;
     let [attn, mlp] = blocks(&costs, case)?;
     let bytes = Bytes(case.all_reduce_bytes());
-    let all_reduce = costs.collective(CollectiveKind::AllReduce, bytes, case.degree)?.link.milliseconds();
+    let ring = Reach::neighbours(case.degree);
+    let all_reduce = costs.collective(CollectiveKind::AllReduce, bytes, ring)?.link.milliseconds();
     let layer = 2.0 * (attn[0] + mlp[0]) + attn[1] + mlp[1] + 5.0 * all_reduce;
     step(&costs, case, layer)
 }

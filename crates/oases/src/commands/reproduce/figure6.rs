@@ -1,6 +1,6 @@
 //! Figure 6: end-to-end throughput of five methods on seven models, and its counterpart on the cluster with NVLink.
 
-use oases_plan::Costs;
+use oases_plan::{Costs, Reach};
 use oases_schedule::{Bytes, CollectiveKind, Family};
 
 use super::closed_forms;
@@ -81,7 +81,8 @@ fn comm_ratio(setting: &Setting, case: Case) -> anyhow::Result<f64> {
     let [attn, _] = costs.block_ms(Family::Attn, case.micro_batch, case.degree)?;
     let [mlp, _] = costs.block_ms(Family::Mlp, case.micro_batch, case.degree)?;
     let bytes = Bytes(case.all_reduce_bytes());
-    let all_reduce = costs.collective(CollectiveKind::AllReduce, bytes, case.degree)?.link;
+    let ring = Reach::neighbours(case.degree);
+    let all_reduce = costs.collective(CollectiveKind::AllReduce, bytes, ring)?.link;
     Ok(all_reduce.milliseconds() / ((attn + mlp) / 2.0))
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::Context;
 use oases_plan::{Costs, simulate};
-use oases_schedule::{Keep, Plan, Purpose, Request, Schedule, Statics, Variant, Workspace, plan};
+use oases_schedule::{Keep, Keeps, Plan, Purpose, Request, Schedule, Statics, Variant, Workspace, plan};
 
 use super::setting::{Case, Cluster, MICRO_BATCHES, Setting};
 
@@ -100,7 +100,7 @@ impl Method {
         let request = Request {
             micro_batches: MICRO_BATCHES,
             sub_batches: self.sub_batches,
-            keep: self.keep,
+            keep: self.keep.map_or(Keeps::AsScheduled, Keeps::Same),
             pieces: case.degree as u8,
             ..Request::new(case.layers, case.degree, case.micro_batch)
         };
@@ -109,8 +109,8 @@ impl Method {
 }
 
 fn planned(schedule: &Schedule, case: Case) -> Plan {
-    let statics =
-        Statics::new(&case.model(), case.degree, Purpose::Training, schedule.batch(), schedule.parts.len());
+    let (sequences, parts) = (schedule.batch(), schedule.parts.len());
+    let statics = Statics::new(&case.model(), &schedule.layout, Purpose::Training, sequences, parts);
     plan(schedule, &statics, Workspace::default())
 }
 
