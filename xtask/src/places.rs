@@ -66,6 +66,8 @@ const CLOCKS: &[&str] = &[
     "crates/oases-train/src/launch.rs",
     // The day of a profile.
     "crates/oases/src/commands/measuring.rs",
+    // How long planning takes.
+    "crates/oases/src/commands/plan.rs",
     // Time left.
     "crates/oases/src/progress.rs",
 ];

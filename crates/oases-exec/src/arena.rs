@@ -110,6 +110,11 @@ impl Arena {
         self.touched.get()
     }
 
+    /// Counts what is touched from here on.
+    pub fn forget_touched(&mut self) {
+        self.touched.set(0);
+    }
+
     /// Slices of `f32` for one operation: `let ([x, w], [y]) = arena.access([x, w], [y]);`
     ///
     /// Reads may overlap each other. An empty span gives an empty slice and overlaps nothing.

@@ -19,8 +19,11 @@ pub trait Backend {
     /// Announces the instruction whose operators follow.
     fn begin(&mut self, index: usize, instruction: &Instruction, operands: &Operands);
 
-    /// Highest byte of the arena that was ever touched, plus one.
+    /// Highest byte of the arena that was touched since [`Backend::forget_touched`], or ever, plus one.
     fn touched(&self) -> Bytes;
+
+    /// Counts what is touched from here on.
+    fn forget_touched(&mut self);
 
     /// Hands a buffer to a communicator. Nothing may touch it until it is given back.
     fn lend(&mut self, span: Span) -> Self::Region;

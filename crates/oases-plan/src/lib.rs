@@ -7,12 +7,14 @@
 //!
 //! The pipeline: [`Profile`] (measured) or [`Machine`] (described) → [`Costs`] → [`simulate()`] → [`Timeline`].
 
+pub mod assign;
 mod costs;
 mod error;
 mod estimated;
 mod link;
 mod machine;
 mod measured;
+pub mod planner;
 mod profile;
 mod published;
 mod simulate;

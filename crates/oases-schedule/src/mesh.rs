@@ -224,9 +224,15 @@ impl Layout {
         sound.map(|degree| self.group / degree).fold(1, least_common_multiple)
     }
 
+    /// Ranks of a group, at most.
+    pub const MAX_GROUP: u32 = 1 << 16;
+
     /// Why ranks cannot be arranged like this.
     pub fn check(&self) -> Result<(), String> {
         let group = self.group;
+        if group > Layout::MAX_GROUP {
+            return Err(format!("a group of {group} ranks is more than {}", Layout::MAX_GROUP));
+        }
         if let Some(degree) = self.degrees.iter().find(|&&degree| !group.is_multiple_of(degree)) {
             return Err(format!("degree {degree} does not divide the group of {group} ranks"));
         }
@@ -296,7 +302,7 @@ fn degree_runs(runs: &[&str], blocks: usize) -> Result<Vec<u32>, String> {
     for run in runs {
         let (value, count) = run.split_once('*').ok_or_else(|| bad_run(run))?;
         let value = degree(value)?;
-        let count = parse_number(count).ok_or_else(|| bad_run(run))? as usize;
+        let count = parse_number(count).filter(|&count| count > 0).ok_or_else(|| bad_run(run))? as usize;
         if count > blocks - degrees.len() {
             return Err(format!("the degrees cover more than the {blocks} blocks of the chain"));
         }
@@ -340,6 +346,14 @@ mod tests {
         assert!(
             !Grouping::Cut { size: 3, stride: 1 }.fits(8) && !Grouping::Cut { size: 2, stride: 8 }.fits(8)
         );
+    }
+
+    #[test]
+    fn parts_can_be_shared_by_the_replicas_of_every_block() {
+        // 3, 1 and 2 replicas; 4, 1 and 2.
+        for (text, granularity) in [("2*1 6*1 3*1 6*1 2*1", 6), ("2*1 8*1 4*3", 4), ("2 of 8", 4), ("8", 1)] {
+            assert_eq!(Layout::parse(text, 5).unwrap().granularity(), granularity, "{text}");
+        }
     }
 
     #[test]

@@ -103,6 +103,8 @@ fn header(schedule: &Schedule) -> Vec<Violation> {
     check(layout.is_ok(), 3, &layout.err().unwrap_or_default());
     check(!schedule.parts.is_empty(), 4, "a batch has at least one part");
     check(schedule.parts.iter().all(|part| part.sequences > 0), 4, "a part has at least one sequence");
+    let covered = schedule.layout.degrees().len() == Schedule::blocks(schedule.layers);
+    check(covered, 3, "every block of the chain has a degree");
     let granularity = schedule.layout.granularity();
     let even = schedule.parts.iter().all(|part| part.sequences.is_multiple_of(granularity));
     let message = format!(

@@ -229,6 +229,7 @@ impl Course {
             arena_bytes_used: reports.iter().map(|report| report.arena_used.0).max().unwrap_or(0),
             schedule: job.train.schedule.name.clone(),
             tensor: job.options.layout.group() as usize,
+            degrees: job.options.layout.to_string(),
             parameters: job.options.model.parameter_count(),
             checkpoint: self.checkpoint.clone(),
         }

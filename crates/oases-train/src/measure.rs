@@ -1,28 +1,60 @@
 //! What the instructions and collectives of a model take on this machine, with all ranks running at once as in training.
 //!
-//! Every operation is timed inside a step that needs it, on micro-batches of each size that is asked for. What ranks share
-//! is thereby in the times: caches, memory bandwidth, the clock of the processor.
+//! Every operation is timed inside a step that needs it, in the same group of ranks, on micro-batches of each size that is
+//! asked for. What ranks share is thereby in the times: caches, memory bandwidth, the clock of the processor.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod references;
 
-use oases_exec::comm::Link;
+use std::collections::BTreeMap;
+
 use oases_schedule::{
-    CollectiveKind, Cut, Instruction, Layout, Operation, Plan, Request, Schedule, Variant, collective_bytes,
+    BlockId, CollectiveId, CollectiveKind, Grouping, Instruction, Operation, Plan, Schedule, collective_bytes,
 };
 
-use crate::trial::{Contender, Sample};
+use crate::trial::Sample;
 
-/// An operation and the sequences that it works on; 0 for what depends on parameters only.
-pub type Sized = (Operation, u32);
+pub use references::{Border, Needs, references};
 
-/// Every operation of a schedule with the sequences it works on.
-pub fn operations(schedule: &Schedule) -> BTreeSet<Sized> {
-    let of = |instruction: &Instruction| {
-        let operation = instruction.operation()?;
-        let sequences = instruction.part().and_then(|part| schedule.sequences(part)).unwrap_or(0);
-        Some((operation, sequences))
-    };
-    schedule.instructions.iter().filter_map(of).collect()
+/// Under which the duration of an instruction is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ComputeKey {
+    /// What it does.
+    pub operation: Operation,
+    /// TMP degree of the block; for what depends on parameters only, of all blocks.
+    pub degree: u32,
+    /// Sequences of the part on one rank; 0 for what depends on parameters only.
+    pub sequences: u32,
+}
+
+impl ComputeKey {
+    /// The key of an instruction that computes on a part of the batch.
+    fn on_part(schedule: &Schedule, instruction: &Instruction) -> Option<ComputeKey> {
+        let (operation, part) = (instruction.operation()?, instruction.part()?);
+        let block = match *instruction {
+            Instruction::Reshard { pass, block, .. } => schedule.resharded(pass, block)[0],
+            Instruction::Loss { .. } => BlockId::Head,
+            _ => instruction.block()?,
+        };
+        let sequences = schedule.share(block, part)?;
+        Some(ComputeKey { operation, degree: schedule.degree(block), sequences })
+    }
+
+    /// That of an operation on all parameters.
+    fn on_parameters(operation: Operation, degree: u32) -> ComputeKey {
+        ComputeKey { operation, degree, sequences: 0 }
+    }
+}
+
+/// Under which the duration of a collective is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct CollectiveKey {
+    /// What it does.
+    pub kind: CollectiveKind,
+    /// Ranks that it joins. All groups of as many run theirs at once, so it does not matter how far apart they are: ranks
+    /// share one memory.
+    pub ranks: u32,
+    /// Bytes of a rank's whole buffer.
+    pub bytes: u64,
 }
 
 /// Times of something, one for each time that it was done: the slowest rank's, since the others wait for it.
@@ -51,124 +83,59 @@ impl Times {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Measurement {
     /// Of compute instructions.
-    pub compute: BTreeMap<Sized, Times>,
-    /// Of collectives that nothing runs under, by kind and bytes of a rank's buffer: from the last rank's `start` to the
-    /// end of its `sync`.
-    pub collectives: BTreeMap<(CollectiveKind, u64), Times>,
+    pub compute: BTreeMap<ComputeKey, Times>,
+    /// Of collectives that nothing runs under: from the last rank's `start` to the end of its `sync`.
+    pub collectives: BTreeMap<CollectiveKey, Times>,
 }
 
 impl Measurement {
-    /// Adds one step.
+    /// Adds one step. Of a step with mixed TMP degrees only what steps of one degree lack: a forward behind a border, say, has
+    /// no input to complete, and its optimizer works at several degrees.
     pub fn add(&mut self, schedule: &Schedule, plan: &Plan, sample: &Sample) {
+        let uniform = schedule.layout.uniform_degree();
         for (index, instruction) in schedule.instructions.iter().enumerate() {
-            let durations = sample.timings.iter().map(|timings| timings[index].duration_ns() as f64);
-            if let Some(operation) = instruction.operation() {
-                let sequences = instruction.part().and_then(|part| schedule.sequences(part)).unwrap_or(0);
-                let slowest = durations.fold(0.0, f64::max);
-                self.compute.entry((operation, sequences)).or_default().ns.push(slowest);
-            } else if let (Instruction::Start { kind, collective, .. }, Some(bytes)) =
-                (*instruction, collective_bytes(schedule, plan, index))
-            {
+            if uniform.is_none() && !reshards(instruction) {
+                continue;
+            }
+            if let Instruction::Start { kind, collective, grouping, .. } = *instruction {
                 let waited = Instruction::Sync { collective };
                 if schedule.instructions.get(index + 1) == Some(&waited) {
-                    // The rank that comes last waits for nobody.
-                    let times = sample.timings.iter().map(|t| (t[index].start_ns, t[index + 1].end_ns));
-                    let last = times.clone().map(|(start, _)| start).max().unwrap_or(0);
-                    let end = times.map(|(_, end)| end).max().unwrap_or(0);
-                    let ns = end.saturating_sub(last) as f64;
-                    self.collectives.entry((kind, bytes.0)).or_default().ns.push(ns);
+                    let ranks = grouping.size(schedule.layout.group());
+                    let bytes = collective_bytes(schedule, plan, index).map_or(0, |bytes| bytes.0);
+                    let times = self.collectives.entry(CollectiveKey { kind, ranks, bytes }).or_default();
+                    times.ns.push(waited_ns(sample, index, grouping));
                 }
+                continue;
+            }
+            let on_parameters = || Some(ComputeKey::on_parameters(instruction.operation()?, uniform?));
+            if let Some(key) = ComputeKey::on_part(schedule, instruction).or_else(on_parameters) {
+                let durations = sample.timings.iter().map(|timings| timings[index].duration_ns() as f64);
+                self.compute.entry(key).or_default().ns.push(durations.fold(0.0, f64::max));
             }
         }
     }
 }
 
-/// Steps that together hold each of the operations. One that none of the schedules to choose from has is left out.
-pub fn contenders(
-    wanted: &BTreeSet<Sized>,
-    layout: &Layout,
-    layers: u32,
-    link: Option<Link>,
-) -> Vec<Contender> {
-    let mut left = wanted.clone();
-    let mut contenders = Vec::new();
-    let sizes: BTreeSet<u32> =
-        wanted.iter().map(|(_, sequences)| *sequences).filter(|size| *size > 0).collect();
-    for &sequences in &sizes {
-        for request in requests(wanted, layout, layers, sequences) {
-            let Some(variant) = Variant::find(request.0) else { continue };
-            let schedule = variant.build(&request.1);
-            let before = left.len();
-            let held = operations(&schedule);
-            left.retain(|operation| !held.contains(operation));
-            if left.len() < before {
-                contenders.push(Contender { schedule, link, lasts: None });
-            }
-        }
-    }
-    contenders
+/// Whether the instruction belongs to a change of the TMP degree.
+fn reshards(instruction: &Instruction) -> bool {
+    matches!(
+        instruction,
+        Instruction::Reshard { .. } | Instruction::Start { collective: CollectiveId::Reshard { .. }, .. }
+    )
 }
 
-/// The first backward of a step writes gradients, later ones add to them, which takes longer (measured: 5 to 9 % of a step).
-/// Of three, two add, so the median is that of adding, as in a step of many parts.
-const MICRO_BATCHES: u32 = 3;
-
-/// Schedules of whole micro-batches.
-fn requests(
-    wanted: &BTreeSet<Sized>,
-    layout: &Layout,
-    layers: u32,
-    sequences: u32,
-) -> Vec<(&'static str, Request)> {
-    let plain = Request {
-        layout: layout.clone(),
-        micro_batches: MICRO_BATCHES,
-        sub_batches: 1,
-        ..Request::new(layers, 1, sequences)
+/// From the last rank's `start`, who waits for nobody, to the end of the `sync` behind it; in the slowest of the groups.
+fn waited_ns(sample: &Sample, start: usize, grouping: Grouping) -> f64 {
+    let ranks = sample.timings.len() as u32;
+    let of_group = |group: u32| {
+        let members = (0..grouping.size(ranks)).map(|place| grouping.member(group, place));
+        let times = members.map(|rank| &sample.timings[rank as usize]);
+        let last = times.clone().map(|timings| timings[start].start_ns).max().unwrap_or(0);
+        let end = times.map(|timings| timings[start + 1].end_ns).max().unwrap_or(0);
+        end.saturating_sub(last)
     };
-    let mut requests = vec![
-        ("megatron", plain.clone()),
-        ("oases", plain.clone()),
-        ("megatron-ss", plain.clone()),
-        ("oases-w", plain.clone()),
-    ];
-    let cuts: BTreeSet<(u8, Cut)> = wanted
-        .iter()
-        .filter_map(|(operation, _)| match operation {
-            Operation::Tail(_, _, pieces, cut) => Some((*pieces, *cut)),
-            _ => None,
-        })
-        .collect();
-    requests.extend(
-        cuts.into_iter().map(|(pieces, cut)| ("decomposed", Request { pieces, cut, ..plain.clone() })),
-    );
-    requests
+    (0..grouping.groups(ranks)).map(of_group).max().unwrap_or(0) as f64
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_mean_leaves_out_what_is_no_measurement_of_it() {
-        // Median 3, so 6 counts and 7 does not.
-        let times = Times { ns: vec![1e6, 7e6, 3e6, 6e6, 2e6] };
-        assert_eq!(times.mean_ms(), 3.0);
-        assert_eq!(times.min_ms(), 1.0);
-    }
-
-    #[test]
-    fn the_steps_hold_every_operation_of_every_schedule() {
-        for variant in oases_schedule::passes::VARIANTS {
-            for sub_batches in [1, 2] {
-                let request = Request { micro_batches: 2, sub_batches, pieces: 3, ..Request::new(2, 2, 4) };
-                let wanted = operations(&variant.build(&request));
-                let steps = contenders(&wanted, &request.layout, 2, None);
-                let held: BTreeSet<Sized> =
-                    steps.iter().flat_map(|step| operations(&step.schedule)).collect();
-                let missing: Vec<&Sized> = wanted.difference(&held).collect();
-                assert!(missing.is_empty(), "{}: {missing:?}", variant.name);
-            }
-        }
-    }
-}
+mod tests;

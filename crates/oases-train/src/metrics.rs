@@ -69,8 +69,10 @@ pub struct Summary {
     pub arena_bytes_used: u64,
     /// The schedule's name.
     pub schedule: String,
-    /// The tensor-parallel degree.
+    /// Ranks of the tensor-parallel group.
     pub tensor: usize,
+    /// The TMP degree of every block: `2`, or `2*3 1*4 2*3` by runs of blocks.
+    pub degrees: String,
     /// Parameters of the model, tied ones counted once, padding not.
     pub parameters: u64,
     /// The checkpoint that holds the run's end, relative to the run folder.

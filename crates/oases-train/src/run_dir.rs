@@ -296,6 +296,7 @@ mod tests {
             arena_bytes_used: 10,
             schedule: "oases".to_owned(),
             tensor: 2,
+            degrees: "2".to_owned(),
             parameters: 100,
             checkpoint: Some("checkpoints/step-00000005.safetensors".to_owned()),
         };

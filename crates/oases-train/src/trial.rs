@@ -11,7 +11,7 @@ use oases_exec::comm::{Communicator, HostGroup, Link};
 use oases_exec::null::{NullBackend, scaled};
 use oases_exec::philox::philox4x32;
 use oases_exec::{AdamW, Backend, CpuBackend, Interpreter, Program, StepInputs, Timing};
-use oases_schedule::{BlockId, Instruction, Layout, Model, Purpose, Schedule, Span, Statics};
+use oases_schedule::{BlockId, Bytes, Instruction, Layout, Model, Purpose, Schedule, Span, Statics};
 
 use crate::error::{Error, Result};
 use crate::weights::Shards;
@@ -53,6 +53,8 @@ pub struct Sample {
     pub timings: Vec<Vec<Timing>>,
     /// Mean loss.
     pub loss: f64,
+    /// The highest byte of the arena that the step touched, plus one; on the rank with the most.
+    pub touched: Bytes,
 }
 
 impl Sample {
@@ -244,7 +246,8 @@ impl Rank<'_> {
                 }
                 current.set(index);
                 let statics = &self.programs[index].0;
-                if laid_out != Some(&statics.layout) {
+                let computes = self.trial.contenders[index].lasts.is_none();
+                if computes && laid_out != Some(&statics.layout) {
                     // Another layout has the weights in other places.
                     Shards { statics, tp_rank: self.tp_rank }.initialize(&mut backend, 0);
                     laid_out = Some(&statics.layout);
@@ -270,6 +273,7 @@ impl Rank<'_> {
         communicator: &mut LocalCommunicator,
     ) -> Result<Sample> {
         let (statics, program) = &self.programs[index];
+        backend.forget_touched();
         let targets = self.trial.write_batch(backend, statics, program);
         let inputs = inputs(targets);
         let host = communicator.host_group();
@@ -279,10 +283,11 @@ impl Rank<'_> {
             .run(program, statics, backend, communicator, &inputs)
             .map_err(|interrupted| Error::rank(self.tp_rank as usize, interrupted.to_string()))?;
         let step_ns = self.began.elapsed().as_nanos() as u64 - began_ns;
+        let touched = backend.touched();
         let mut losses = vec![0.0; program.schedule.parts.len()];
         backend.read(Span { bytes: 4 * losses.len(), ..statics.losses }, &mut losses);
         let loss = losses.iter().map(|&loss| f64::from(loss)).sum::<f64>() / targets as f64;
-        Ok(Sample { step_ns, began_ns, timings: vec![interpreter.timings().to_vec()], loss })
+        Ok(Sample { step_ns, began_ns, timings: vec![interpreter.timings().to_vec()], loss, touched })
     }
 }
 
@@ -295,6 +300,7 @@ fn joined(of_ranks: Vec<Vec<Vec<Sample>>>, programs: &[(Statics, Program)]) -> V
             let counts = statics.place_in(BlockId::Head, tp_rank) == 0;
             for (sample, other) in samples.iter_mut().zip(others) {
                 sample.step_ns = sample.step_ns.max(other.step_ns);
+                sample.touched = sample.touched.max(other.touched);
                 sample.loss += if counts { other.loss } else { 0.0 };
                 sample.timings.extend(other.timings);
             }

@@ -30,8 +30,10 @@ pub enum Command {
     Explain(ExplainArgs),
     /// Predict what schedules would take, on hardware that one does not have or from a profile.
     Simulate(SimulateArgs),
-    /// Measure what the instructions of a model take on this machine, for `oases simulate`.
+    /// Measure what the instructions of a model take on this machine, for `oases simulate` and `oases plan`.
     Profile(ProfileArgs),
+    /// Find the best TMP degree for every block, proven and, where asked for, measured.
+    Plan(PlanArgs),
     /// Compare schedules over emulated links, predicted beside measured.
     Bench(BenchArgs),
     /// Continue a text with a trained model.
@@ -101,14 +103,15 @@ pub struct ExplainArgs {
 /// `oases simulate`
 #[derive(Args, Debug)]
 #[command(after_help = SIMULATE_EXAMPLES)]
-#[command(group(ArgGroup::new("source").required(true).args(["machine", "profile"])))]
+#[command(group(ArgGroup::new("source").required(true).multiple(true).args(["machine", "profile"])))]
 pub struct SimulateArgs {
     #[command(flatten)]
     pub config: ConfigArgs,
     /// Take durations from the description of a machine: the name of one that is built in, or a TOML file.
     #[arg(long, value_name = "MACHINE")]
     pub machine: Option<PathBuf>,
-    /// Take durations from a profile that `oases profile` has written.
+    /// Take durations from a profile that `oases profile` has written, or from a CSV table of published block times, to
+    /// which `--machine` gives the links and the memory.
     #[arg(long, value_name = "FILE")]
     pub profile: Option<PathBuf>,
     /// Schedules to predict, or `all`; the configuration's where it is left out.
@@ -128,12 +131,17 @@ pub struct SimulateArgs {
 pub struct ProfileArgs {
     #[command(flatten)]
     pub config: ConfigArgs,
-    /// Numbers of sequences to measure; those that the configuration's schedules work on where it is left out.
+    /// Numbers of sequences on one rank to measure; those that the schedules work on with the configuration's batch where it
+    /// is left out.
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     pub sequences: Vec<u32>,
-    /// TMP degrees to measure; the configuration's where it is left out.
+    /// TMP degrees to measure, each inside the group of `parallel.tensor` ranks, with all of them running; the configuration's
+    /// where it is left out. The profile holds what every layout of these degrees needs, with what happens between them.
     #[arg(long, value_name = "T", value_delimiter = ',')]
     pub tensor: Vec<u32>,
+    /// Schedules to measure for, as `oases bench` takes them; all of them, with sub-batches and without, where it is left out.
+    #[arg(long = "schedule", value_name = "SCHEDULE", value_delimiter = ',')]
+    pub schedules: Vec<String>,
     /// How often each step is measured.
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub rounds: u32,
@@ -142,14 +150,87 @@ pub struct ProfileArgs {
     pub output: Option<PathBuf>,
 }
 
+/// `oases plan`
+#[derive(Args, Debug)]
+#[command(after_help = PLAN_EXAMPLES)]
+#[command(group(ArgGroup::new("source").required(true).multiple(true).args(["machine", "profile", "measure"])))]
+pub struct PlanArgs {
+    #[command(flatten)]
+    pub config: ConfigArgs,
+    /// Take durations from the description of a machine: the name of one that is built in, or a TOML file.
+    #[arg(long, value_name = "MACHINE")]
+    pub machine: Option<PathBuf>,
+    /// Take durations from a profile that `oases profile` has written, or from a CSV table of published block times, to
+    /// which `--machine` gives the links and the memory.
+    #[arg(long, value_name = "FILE")]
+    pub profile: Option<PathBuf>,
+    /// Take durations from this machine, now.
+    #[arg(long, conflicts_with_all = ["machine", "profile"])]
+    pub measure: bool,
+    /// What a rank may need, such as `24GB` or `22.4GiB`; the memory of the machine's device where it is left out.
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
+    pub memory: Option<String>,
+    /// Sequences of a step, instead of the configuration's.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    pub batch: Option<u32>,
+    /// TMP degrees to choose from; the powers of two up to `parallel.tensor` where it is left out.
+    #[arg(long, value_name = "T", value_delimiter = ',')]
+    pub degrees: Vec<u32>,
+    /// The schedule, instead of the configuration's.
+    #[arg(long, value_name = "NAME")]
+    pub schedule: Option<String>,
+    /// Search over schedules, micro-batches, sub-batches and what each block keeps as well.
+    #[arg(long)]
+    pub search: bool,
+    /// What solves the problem.
+    #[arg(long, value_enum, default_value_t = PlanSolver::Labels)]
+    pub solver: PlanSolver,
+    /// Write the problem as an integer linear programme, in LP format.
+    #[arg(long, value_name = "FILE")]
+    pub dump_lp: Option<PathBuf>,
+    /// The configuration to write: this one, with the plan in it.
+    #[arg(short, long, value_name = "FILE", default_value = "plan.toml")]
+    pub output: PathBuf,
+    /// Run the plan, the runner-up, all uniform degrees and N random layouts, and show predicted beside measured.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=10_000))]
+    pub verify: Option<u32>,
+    /// How often each of them runs.
+    #[arg(long, value_name = "N", requires = "verify", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: u32,
+    /// Compute nothing while verifying: instructions last as long as their costs. For more ranks than processors.
+    #[arg(long, requires = "verify")]
+    pub timed: bool,
+    /// The seed of the random layouts.
+    #[arg(long, value_name = "S", requires = "verify", default_value_t = 0)]
+    pub seed: u64,
+    /// The page to write of what was verified; in runs/, named after the plan, where it is left out.
+    #[arg(long, value_name = "FILE", requires = "verify")]
+    pub report: Option<PathBuf>,
+    /// The form of the output.
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    pub format: Format,
+}
+
+/// What solves the planning problem.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PlanSolver {
+    /// The exact label-setting dynamic programme.
+    Labels,
+    /// An integer linear programme, solved by microlp.
+    Ilp,
+    /// An integer linear programme, solved by HiGHS, where this program was built with it.
+    Highs,
+}
+
 /// `oases bench`
 #[derive(Args, Debug)]
 #[command(after_help = BENCH_EXAMPLES)]
 pub struct BenchArgs {
     #[command(flatten)]
     pub config: ConfigArgs,
-    /// A schedule to compare, such as `oases` or `decomposed pieces=8`; may be given several times. The configuration's
-    /// where it is left out; `all` stands for every one.
+    /// A schedule to compare, such as `oases`, `decomposed pieces=8` or, with a TMP degree for each block,
+    /// `oases degrees=2*3+1*4+2*3`; may be given several times. The configuration's where it is left out; `all` stands for
+    /// every one. Changes may be of sub_batches, keep, pieces, cut and degrees; runs of blocks are joined by `+`.
     #[arg(long = "schedule", value_name = "SCHEDULE", value_delimiter = ',')]
     pub schedules: Vec<String>,
     /// A link, as the ratio of an all-reduce's time to a block's forward; may be given several times.
@@ -260,12 +341,24 @@ const PROFILE_EXAMPLES: &str = "\
 Examples:
   oases profile configs/quickstart.toml -o quickstart.profile.toml
   oases simulate configs/quickstart.toml --profile quickstart.profile.toml --schedule all
-  oases profile configs/quickstart.toml --sequences 4,8,16 --tensor 1,2";
+  oases profile configs/quickstart.toml --tensor 1,2 -o quickstart.profile.toml
+  oases profile configs/quickstart.toml --schedule oases --sequences 4,8,16";
+
+const PLAN_EXAMPLES: &str = "\
+Examples:
+  oases plan configs/quickstart.toml --measure
+  oases plan my.toml --machine rtx3090-cluster --memory 24GB
+  oases plan my.toml --machine rtx3090-cluster --profile data/oases-paper/oases_3090_profile.csv
+  oases plan my.toml --measure --verify 10
+  oases train plan.toml
+
+The link between the ranks is the configuration's [link], if it has one, and else that of the machine or profile.";
 
 const BENCH_EXAMPLES: &str = "\
 Examples:
   oases bench configs/bench.toml
   oases bench configs/bench.toml --schedule megatron,oases --ratio 2 --rounds 3
+  oases bench configs/bench.toml --schedule 'oases,oases degrees=2*3+1*4+2*3,oases keep=input*6+all*2' --ratio 2
   oases bench configs/bench.toml --link '1 Gbit/s' --format json";
 
 const GENERATE_EXAMPLES: &str = "\
@@ -291,7 +384,7 @@ fn train_long_help() -> String {
 #[derive(Debug)]
 pub enum Request {
     /// Do this.
-    Run(Command),
+    Run(Box<Command>),
     /// Show this text: help or the version.
     Show(String),
 }
@@ -299,7 +392,7 @@ pub enum Request {
 /// Reads a command line.
 pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> anyhow::Result<Request> {
     let error = match CommandLine::try_parse_from(arguments) {
-        Ok(line) => return Ok(Request::Run(line.command)),
+        Ok(line) => return Ok(Request::Run(Box::new(line.command))),
         Err(error) => error,
     };
     match error.kind() {

@@ -70,6 +70,8 @@ fn touched_is_the_highest_end() {
     let region = arena.lend(span(512, 8));
     arena.give_back(region);
     assert_eq!(arena.touched_bytes(), 520);
+    arena.forget_touched();
+    assert_eq!(arena.touched_bytes(), 0);
 }
 
 #[test]

@@ -55,6 +55,10 @@ impl Backend for CpuBackend {
         Bytes(self.arena.touched_bytes() as u64)
     }
 
+    fn forget_touched(&mut self) {
+        self.arena.forget_touched();
+    }
+
     fn lend(&mut self, span: Span) -> Region {
         self.arena.lend(span)
     }

@@ -5,9 +5,11 @@
     reason = "a test program exports nothing; `pub` marks what a module offers to the others"
 )]
 
+mod assign;
 mod drawn;
 mod interference;
 mod mixed;
+mod planner;
 mod random;
 mod support;
 mod table;

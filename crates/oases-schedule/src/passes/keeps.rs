@@ -62,7 +62,7 @@ impl Keeps {
         for run in text.split_whitespace() {
             let (word, length) = run.split_once('*').ok_or_else(|| bad(run))?;
             let keep = named(word).ok_or_else(|| bad(run))?;
-            let length = parse_number(length).ok_or_else(|| bad(run))? as usize;
+            let length = parse_number(length).filter(|&length| length > 0).ok_or_else(|| bad(run))? as usize;
             if length > count - blocks.len() {
                 return Err(format!("the runs cover more than the {count} blocks of the layers"));
             }
@@ -105,7 +105,8 @@ mod tests {
         for text in ["schedule", "input", "selective", "all", "input*3 all*1", "all*1 selective*1 input*2"] {
             assert_eq!(Keeps::parse(text, 2).unwrap().to_string(), text);
         }
-        for text in ["", "nothing", "input*3", "input*5", "all*2 some*2", "all 4", "all*-1"] {
+        for text in ["", "all*0 input*4", "nothing", "input*3", "input*5", "all*2 some*2", "all 4", "all*-1"]
+        {
             assert!(Keeps::parse(text, 2).is_err(), "{text}");
         }
         let keeps = Keeps::parse("input*3 all*1", 2).unwrap();

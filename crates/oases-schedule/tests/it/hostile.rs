@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use oases_schedule::passes::{EVALUATE, VARIANTS};
 use oases_schedule::random::{self, Numbers};
-use oases_schedule::{Model, Purpose, Rule, Schedule, Statics, Workspace, plan, verify};
+use oases_schedule::{Layout, Model, Purpose, Rule, Schedule, Statics, Workspace, plan, verify};
 
 use crate::layouts::{FEW, request};
 
@@ -162,9 +162,15 @@ fn huge_numbers_are_refused() {
     let degree = format!(
         "schedule x\nlayers 1\ntensor {most}\nparts m{most}.z=1\nstart g.{most} all_reduce @tensor\n"
     );
-    assert_eq!(rules(&degree)[0], Rule::Names);
-    // As many replicas as there are numbers: products of degrees and sequences would be greater.
+    assert_eq!(rules(&degree), [Rule::Header]);
+    let names =
+        format!("schedule x\nlayers 1\ntensor 2\nparts m{most}.z=1\nstart g.{most} all_reduce @tensor\n");
+    assert_eq!(rules(&names)[0], Rule::Names);
+    // A place for every rank of such a group would be an allocation of gigabytes.
     let replicas = format!("schedule x\nlayers 1\ntensor 1 of {most}\nparts m0={most}\n");
+    assert_eq!(rules(&replicas), [Rule::Header]);
+    let group = Layout::MAX_GROUP;
+    let replicas = format!("schedule x\nlayers 1\ntensor 1 of {group}\nparts m0={group}\n");
     assert_eq!(rules(&replicas)[0], Rule::Forward);
     let grouping = format!(
         "schedule x\nlayers 1\ntensor 1 of 2\nparts m0=2\nstart g.0 all_reduce @tensor:{most}/{most}\n"

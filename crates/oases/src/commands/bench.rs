@@ -6,19 +6,17 @@
 mod rows;
 mod timelines;
 
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use oases_exec::comm::{Link, Operation};
-use oases_plan::{ProfileCosts, Ring};
-use oases_schedule::{Bytes, Model, Schedule};
-use oases_train::measure;
-use oases_train::trial::{Contender, Sample};
+use oases_schedule::{Model, Schedule};
+use oases_train::measure::Needs;
+use oases_train::trial::Contender;
 
 use self::rows::Cell;
-use super::measuring::{self, Subject};
+use super::measuring::{self, BlockForward, Compared, Comparison, Execution, Subject};
 use super::recipes::{self, Recipe};
 use crate::args::{BenchArgs, Format};
 use crate::config::{self, Bandwidth, RunConfig};
@@ -38,9 +36,23 @@ pub fn run(args: &BenchArgs, environment: &Environment, terminal: &Terminal) -> 
     let recipes = recipes::recipes(&args.config, names, environment, &mut |line| terminal.line(line))?;
     let links = links(args, &config)?;
     let model = recipes::model(&config)?;
-    let (rounds, timed) = (rounds(args, &config), args.timed);
-    let bench = Bench { config: &config, model: &model, recipes: &recipes, rounds, timed };
-    check_memory(&bench.subject(), bench.schedules().iter())?;
+    let subject =
+        Subject { family: &config.model.family, model: &model, ranks: config.parallel.tensor as u32 };
+    let schedules: Vec<Schedule> = recipes.iter().map(Recipe::build).collect();
+    let micro_batch = config.train.batch / config.schedule.micro_batches;
+    let forward = BlockForward::new(&config.layout(), micro_batch as u32);
+    let execution = if args.timed { Execution::Timed } else { Execution::Real };
+    let comparison = Comparison::new(&subject, &schedules, forward.needs(), rounds(args, &config), execution);
+    comparison.check_memory()?;
+    let bench = Bench {
+        config: &config,
+        model: &model,
+        subject: &subject,
+        recipes: &recipes,
+        schedules: &schedules,
+        forward,
+        comparison: &comparison,
+    };
     let page = OutputFile::new(&page_path(args), "report", &[args.config.path.as_path()])?;
 
     let stop = interrupt::requested(*terminal);
@@ -78,7 +90,8 @@ pub fn run(args: &BenchArgs, environment: &Environment, terminal: &Terminal) -> 
     }
     terminal.line(&format!("the report is in {}", page.path().display()));
     if let Some(message) = disagreement {
-        let hint = "schedules with equal sub-batches must give the same bits; this is a fault of the program";
+        let hint = "schedules with equal sub-batches and degrees must give the same bits, others the same loss but for \
+                    rounding; this is a fault of the program";
         return Err(Failure { message, hint: hint.to_owned() }.into());
     }
     if interrupted { Err(Interrupted.into()) } else { Ok(()) }
@@ -126,6 +139,14 @@ fn links(args: &BenchArgs, config: &RunConfig) -> Result<Vec<Asked>, UserError> 
         distinct.push(*link);
         new
     });
+    let ratio = links.iter().any(|link| matches!(link, Asked::Ratio(_)));
+    if ratio && config.parallel.tensor > 1 && config.layout().degrees().iter().all(|&degree| degree == 1) {
+        let hint = "give links by their speed, such as `--link '1 Gbit/s'`, or a higher degree in `parallel.degrees`";
+        return Err(UserError::new(
+            "at TMP degree 1 no block has an all-reduce to compare its forward with",
+            hint,
+        ));
+    }
     if config.parallel.tensor == 1 {
         let hint = "set `parallel.tensor` to 2 or more";
         return Err(UserError::new("one rank has no link: `parallel.tensor` = 1", hint));
@@ -141,10 +162,12 @@ fn rounds(args: &BenchArgs, config: &RunConfig) -> usize {
 struct Bench<'a> {
     config: &'a RunConfig,
     model: &'a Model,
+    subject: &'a Subject<'a>,
     recipes: &'a [Recipe],
-    rounds: usize,
-    /// Whether instructions only last as long as they were measured.
-    timed: bool,
+    schedules: &'a [Schedule],
+    /// What links are compared with.
+    forward: BlockForward,
+    comparison: &'a Comparison<'a>,
 }
 
 /// What is known after one link.
@@ -155,73 +178,19 @@ struct Finished {
 }
 
 impl Bench<'_> {
-    fn subject(&self) -> Subject<'_> {
-        Subject { model: self.model, tensor: self.config.parallel.tensor as u32 }
-    }
-
-    fn schedules(&self) -> Vec<Schedule> {
-        self.recipes.iter().map(Recipe::build).collect()
-    }
-
-    /// Sequences of a micro-batch.
-    fn micro_batch(&self) -> u32 {
-        (self.config.train.batch / self.config.schedule.micro_batches) as u32
-    }
-
-    /// Steps that measure what the instructions of all schedules take.
-    fn references(&self) -> Vec<Contender> {
-        let mut wanted: BTreeSet<measure::Sized> =
-            self.schedules().iter().flat_map(measure::operations).collect();
-        wanted.extend(measuring::block_forwards(self.micro_batch()));
-        self.subject().contenders(&wanted, None)
-    }
-
     /// Runs everything on one link.
     fn over(&self, asked: &Asked, stop: &AtomicBool, terminal: &Terminal) -> anyhow::Result<Finished> {
         let nothing = Finished { link: None, rows: Vec::new(), timelines: Vec::new() };
-        let references = self.references();
-        let Some((label, link)) = self.link(asked, &references, stop, terminal)? else { return Ok(nothing) };
-        let schedules = self.schedules();
-        let mut contenders: Vec<Contender> = schedules
-            .iter()
-            .map(|schedule| Contender { schedule: schedule.clone(), link: Some(link), lasts: None })
-            .collect();
-        contenders.extend(references.iter().cloned());
-        let counter = Counter::new(*terminal, (contenders.len() * (self.rounds + 1)) as u64);
-        let names: Vec<String> = contenders.iter().map(|contender| contender.schedule.name.clone()).collect();
-        let told = |index: usize| {
-            counter.message(&format!("{label}: {}", names[index]));
+        let Some((label, link)) = self.link(asked, stop, terminal)? else { return Ok(nothing) };
+        let counter = Counter::new(*terminal, self.comparison.steps() as u64);
+        let told = |name: &str| {
+            counter.message(&format!("{label}: {name}"));
             counter.step();
         };
-        // Timed schedules need the references' times first; others run in turn with them.
-        let first = if self.timed { schedules.len() } else { 0 };
-        let (subject, rounds) = (self.subject(), self.rounds);
-        let mut samples = subject.run(&contenders[first..], rounds, stop, &|index| told(first + index))?;
-        let reference = samples.split_off(schedules.len() - first);
-        let measurement = subject.measurement(&references, &reference);
-        let Some(forward_ms) = measuring::block_forward_ms(&measurement, self.micro_batch()) else {
-            counter.finish();
-            return Ok(nothing);
-        };
-        let mut profile = measuring::profile(&self.config.model.family, &self.subject(), &measurement, None);
-        if self.timed {
-            // Where nothing is computed, collectives have next to nothing to add up either.
-            profile.collective.iter_mut().for_each(|entry| entry.host_ms = 0.0);
-        }
-        let ring =
-            Ring { bandwidth_bytes_per_s: link.bandwidth_bytes_per_s, latency_s: link.latency.as_secs_f64() };
-        let costs = ProfileCosts::new(&profile, Some(ring));
-        if self.timed && !stop.load(Ordering::Relaxed) {
-            for contender in &mut contenders[..first] {
-                let plan = subject.plan(&contender.schedule);
-                let durations = oases_plan::durations(&contender.schedule, &plan, &costs)
-                    .map_err(super::simulate::told)?;
-                contender.lasts = Some(durations.into_iter().map(|ns| Duration::from_nanos(ns.0)).collect());
-            }
-            samples = subject.run(&contenders[..first], rounds, stop, &told)?;
-        }
+        let compared = self.comparison.run(Some(link), stop, &told)?;
         counter.finish();
-        let cells: Vec<Cell<'_>> = self.cells(&schedules, &samples, &costs, link);
+        let Some(forward_ms) = self.forward.ms(&compared.measurement) else { return Ok(nothing) };
+        let cells = self.cells(&compared, link);
         let ratio = if let Asked::Ratio(ratio) = asked { Some(*ratio) } else { None };
         let rows = rows::rows(&cells, self.recipes, &label, ratio);
         let timelines = cells.iter().map(|cell| timelines::pair(cell, &label)).collect();
@@ -229,28 +198,26 @@ impl Bench<'_> {
         Ok(Finished { link: Some(link), rows, timelines })
     }
 
-    fn cells<'a>(
-        &self,
-        schedules: &'a [Schedule],
-        samples: &'a [Vec<Sample>],
-        costs: &ProfileCosts<'_>,
-        link: Link,
-    ) -> Vec<Cell<'a>> {
-        let subject = self.subject();
-        let measured = schedules.iter().zip(samples).filter(|(_, samples)| !samples.is_empty());
-        let cell = |(schedule, samples): (&'a Schedule, &'a Vec<Sample>)| {
-            let plan = subject.plan(schedule);
-            let predicted = oases_plan::simulate(schedule, &plan, costs).ok();
-            Cell { schedule, samples, plan, predicted, link }
-        };
-        measured.map(cell).collect()
+    /// Of the schedules that ran.
+    fn cells<'a>(&'a self, compared: &'a Compared, link: Link) -> Vec<Cell<'a>> {
+        let Compared { samples, predicted, .. } = compared;
+        let planned = self.schedules.iter().zip(self.comparison.plans());
+        let all = planned.zip(samples.iter().zip(predicted));
+        all.filter(|(_, (samples, _))| !samples.is_empty())
+            .map(|((schedule, plan), (samples, predicted))| Cell {
+                schedule,
+                samples,
+                plan,
+                predicted: predicted.as_ref(),
+                link,
+            })
+            .collect()
     }
 
     /// The link that was asked for. A ratio is one to the block's forward as it is now: a machine's speed drifts.
     fn link(
         &self,
         asked: &Asked,
-        references: &[Contender],
         stop: &AtomicBool,
         terminal: &Terminal,
     ) -> anyhow::Result<Option<(String, Link)>> {
@@ -264,34 +231,32 @@ impl Bench<'_> {
             Asked::Ratio(ratio) => *ratio,
         };
         let label = format!("c/f = {ratio}");
-        let forwards = measuring::block_forwards(self.micro_batch());
-        let needed = references.iter().filter(|reference| {
-            let operations = measure::operations(&reference.schedule);
-            forwards.iter().all(|forward| operations.contains(forward))
-        });
-        let needed: Vec<Contender> = needed.take(1).cloned().collect();
+        let forward = self.forward.needs();
+        let holds =
+            |reference: &&Contender| Needs::of(&reference.schedule).compute.is_superset(&forward.compute);
+        let needed: Vec<Contender> =
+            self.comparison.references().iter().find(holds).cloned().into_iter().collect();
         let counter = Counter::new(*terminal, 4);
         counter.message(&format!("{label}: timing a block's forward"));
-        let samples = self.subject().run(&needed, 3, stop, &|_| counter.step())?;
+        let samples = self.subject.run(&needed, 3, stop, &|_| counter.step())?;
         counter.finish();
-        let measurement = self.subject().measurement(&needed, &samples);
-        let forward_ms = measuring::block_forward_ms(&measurement, self.micro_batch());
+        let forward_ms = self.forward.ms(&self.subject.measurement(&needed, &samples));
         Ok(forward_ms.map(|forward_ms| {
             // Without latency, an all-reduce of S bytes over t ranks takes 2(t-1)/t · S / bandwidth.
-            let ranks = f64::from(self.subject().tensor);
+            let ranks = f64::from(self.forward.degree);
             let carried = 2.0 * (ranks - 1.0) / ranks * self.block_bytes() as f64;
             let bandwidth_bytes_per_s = carried / (ratio * forward_ms / 1e3);
             (label, Link { bandwidth_bytes_per_s, latency: Duration::ZERO })
         }))
     }
 
-    /// Bytes of a block's output for a micro-batch.
+    /// Bytes of a block's output on a rank, for a micro-batch.
     fn block_bytes(&self) -> usize {
-        self.micro_batch() as usize * self.model.sequence * self.model.hidden * size_of::<f32>()
+        self.forward.sequences as usize * self.model.sequence * self.model.hidden * size_of::<f32>()
     }
 
     fn link_row(&self, label: &str, comm_ratio: Option<f64>, link: Link, block_forward_ms: f64) -> LinkRow {
-        let ranks = self.subject().tensor as usize;
+        let ranks = self.forward.degree as usize;
         let all_reduce = link.duration(Operation::AllReduceSum, self.block_bytes(), ranks);
         LinkRow {
             comm_ratio,
@@ -311,10 +276,12 @@ impl Bench<'_> {
             ("heads", model.heads.to_string()),
             ("sequence", format!("{} tokens", model.sequence)),
             ("vocabulary", model.vocabulary.to_string()),
-            ("TMP degree", format!("{} ranks, threads of one process", config.parallel.tensor)),
+            ("ranks", format!("{}, threads of one process", config.parallel.tensor)),
+            ("TMP degrees", config.layout().to_string()),
             (
                 "backend",
-                if self.timed { "none: instructions last as long as measured" } else { "cpu" }.to_owned(),
+                if args.timed { "none: instructions last as long as measured" } else { measuring::BACKEND }
+                    .to_owned(),
             ),
             (
                 "batch",
@@ -338,32 +305,11 @@ impl Bench<'_> {
             command: command(args),
             version: format!("oases {}", env!("CARGO_PKG_VERSION")),
             model: pairs.map(|(name, value)| (name.to_owned(), value)).to_vec(),
-            rounds: self.rounds,
+            rounds: rounds(args, config),
             schedules: self.recipes.iter().map(note).collect(),
             ..BenchReport::default()
         }
     }
-}
-
-/// All ranks hold the largest of the schedules' arenas at once.
-pub fn check_memory<'a>(
-    subject: &Subject<'_>,
-    schedules: impl Iterator<Item = &'a Schedule>,
-) -> Result<(), UserError> {
-    let largest = schedules.map(|schedule| (subject.plan(schedule).bytes, &schedule.name)).max();
-    let (Some((arena, name)), Some(available)) = (largest, doctor::available_memory()) else { return Ok(()) };
-    let needed = Bytes(arena.0.saturating_mul(u64::from(subject.tensor)));
-    if needed.0 <= available {
-        return Ok(());
-    }
-    let ranks = subject.tensor;
-    Err(UserError::new(
-        format!(
-            "`{name}` needs {needed} ({arena} for each of {ranks} ranks); {} are available",
-            Bytes(available)
-        ),
-        "lower train.batch or the model's sizes; `oases explain` shows what fills the memory",
-    ))
 }
 
 /// What repeats the bench.

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-use oases_plan::{Machine, Profile};
+use oases_plan::{Machine, Profile, PublishedTable};
 use serde::de::DeserializeOwned;
 
 use crate::config::describe_io;
@@ -52,6 +52,18 @@ pub fn profile(path: &Path, environment: &Environment) -> Result<Profile, UserEr
     let profile: Profile = parse(&path.display().to_string(), &text, hint)?;
     profile.check().map_err(|error| in_file(path, &error))?;
     Ok(profile)
+}
+
+/// A table of published block times.
+pub fn table(path: &Path, environment: &Environment) -> Result<PublishedTable, UserError> {
+    let text = read(path).map_err(|problem| cannot_read("table", path, &problem, environment))?;
+    PublishedTable::parse(&text).map_err(|error| {
+        UserError::new(
+            format!("{}: {error}", path.display()),
+            "a row has hidden size, TMP degree, batch, four times in ms (forward and backward of attention, then of the \
+             perceptron), the time of an all-reduce and memory; data/oases-paper/oases_3090_profile.csv is a table",
+        )
+    })
 }
 
 fn machine_of(

@@ -1,35 +1,43 @@
-//! From measured steps to a profile, for whoever measures.
+//! From schedules to measured steps, from those to a profile, and from that to predictions, for whoever measures.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::AtomicBool;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use oases_exec::CpuBackend;
 use oases_exec::comm::Link;
-use oases_plan::{FORMAT, MeasuredCollective, MeasuredCompute, MeasuredLink, Origin, Profile, Shape};
-use oases_schedule::{Extent, Family, Layout, Model, Operation, Plan, Purpose, Schedule, Statics, plan};
-use oases_train::measure::{self, Measurement, Sized};
+use oases_plan::{
+    Costs, FORMAT, MeasuredCollective, MeasuredCompute, MeasuredLink, Origin, Profile, ProfileCosts, Ring,
+    Shape, Timeline, durations, simulate,
+};
+use oases_schedule::{
+    Bytes, Extent, Family, Layout, Model, Operation, Plan, Purpose, Schedule, Statics, plan,
+};
+use oases_train::measure::{self, ComputeKey, Measurement, Needs};
 use oases_train::trial::{Contender, Sample, Trial};
 
 use super::plan_run;
+use super::sources::told;
 use crate::doctor;
+use crate::error::UserError;
 
 /// The backend that is measured.
 pub const BACKEND: &str = "cpu";
 
 /// What is measured, and with how many ranks.
 pub struct Subject<'a> {
+    /// The kind of transformer, as configurations call it.
+    pub family: &'a str,
     /// The model.
     pub model: &'a Model,
     /// Ranks that run at once.
-    pub tensor: u32,
+    pub ranks: u32,
 }
 
 impl Subject<'_> {
-    /// Steps that together hold each of the operations.
-    pub fn contenders(&self, wanted: &BTreeSet<Sized>, link: Option<Link>) -> Vec<Contender> {
-        let layout = Layout::uniform(self.tensor, Schedule::blocks(self.model.layers));
-        measure::contenders(wanted, &layout, self.model.layers, link)
+    /// Steps that together hold all that is needed.
+    pub fn references(&self, needs: &Needs, link: Option<Link>) -> Vec<Contender> {
+        measure::references(needs, self.ranks, self.model.layers, link)
     }
 
     /// The memory plan of a schedule.
@@ -37,6 +45,35 @@ impl Subject<'_> {
         let (sequences, parts) = (schedule.batch(), schedule.parts.len());
         let statics = Statics::new(self.model, &schedule.layout, Purpose::Training, sequences, parts);
         plan(schedule, &statics, CpuBackend::workspace(self.model))
+    }
+
+    /// All ranks hold the largest arena of these schedules at once, which must fit.
+    pub fn check_memory<'a>(&self, schedules: impl Iterator<Item = &'a Schedule>) -> Result<(), UserError> {
+        let largest = schedules.map(|schedule| (self.plan(schedule).bytes, &schedule.name)).max();
+        let (Some((arena, name)), Some(available)) = (largest, doctor::available_memory()) else {
+            return Ok(());
+        };
+        let needed = Bytes(arena.0.saturating_mul(u64::from(self.ranks)));
+        if needed.0 <= available {
+            return Ok(());
+        }
+        let (ranks, available) = (self.ranks, Bytes(available));
+        Err(UserError::new(
+            format!("`{name}` needs {needed} ({arena} for each of {ranks} ranks); {available} are available"),
+            "lower train.batch or the model's sizes; `oases explain` shows what fills the memory",
+        ))
+    }
+
+    /// Times contenders, round after round.
+    pub fn run(
+        &self,
+        contenders: &[Contender],
+        rounds: usize,
+        stop: &AtomicBool,
+        finished: &(dyn Fn(usize) + Sync),
+    ) -> anyhow::Result<Vec<Vec<Sample>>> {
+        let trial = Trial { model: self.model, contenders, warmup: 1, rounds, stop };
+        trial.run(finished).map_err(plan_run::told)
     }
 
     /// What the samples of these contenders say.
@@ -51,74 +88,210 @@ impl Subject<'_> {
         measurement
     }
 
-    /// Times contenders, round after round.
+    /// Measurements as a profile: `shared` without a link, whose collectives are arithmetic only, `linked` over one.
+    pub fn profile(&self, shared: &Measurement, linked: Option<(&Measurement, MeasuredLink)>) -> Profile {
+        let compute = shared.compute.iter().map(|(key, times)| MeasuredCompute {
+            operation: key.operation,
+            tensor: key.degree,
+            sequences: key.sequences,
+            ms: times.mean_ms(),
+            min_ms: times.min_ms(),
+            samples: times.ns.len() as u32,
+        });
+        let collective = shared.collectives.iter().map(|(key, times)| {
+            let over_link = linked.and_then(|(linked, _)| linked.collectives.get(key));
+            MeasuredCollective {
+                operation: key.kind,
+                ranks: key.ranks,
+                bytes: key.bytes,
+                ms: over_link.unwrap_or(times).mean_ms(),
+                host_ms: times.mean_ms(),
+                samples: times.ns.len() as u32,
+            }
+        });
+        Profile {
+            profile: Origin {
+                format: FORMAT,
+                backend: BACKEND.to_owned(),
+                machine: doctor::machine(),
+                tensor: self.ranks,
+                created: today(),
+            },
+            model: Shape::of(self.family, self.model),
+            link: linked.map(|(_, link)| link),
+            compute: compute.collect(),
+            collective: collective.collect(),
+        }
+    }
+}
+
+/// The block whose forward, f, an all-reduce is compared with: the mean of an attention and an MLP block of the highest TMP
+/// degree of a layout, on a whole micro-batch.
+#[derive(Clone, Copy)]
+pub struct BlockForward {
+    /// That degree; the all-reduce is over as many ranks.
+    pub degree: u32,
+    /// Sequences of the micro-batch on one rank.
+    pub sequences: u32,
+}
+
+impl BlockForward {
+    /// Of micro-batches of so many sequences.
+    pub fn new(layout: &Layout, micro_batch: u32) -> BlockForward {
+        let degree = layout.degrees().iter().copied().max().unwrap_or(1);
+        BlockForward { degree, sequences: micro_batch / (layout.group() / degree) }
+    }
+
+    /// What must be measured for it.
+    pub fn needs(self) -> Needs {
+        Needs { compute: self.keys().collect(), borders: BTreeSet::new() }
+    }
+
+    /// In milliseconds, if it was measured.
+    pub fn ms(self, measurement: &Measurement) -> Option<f64> {
+        let of = |key| measurement.compute.get(&key).map(|times| times.mean_ms());
+        let times: Option<Vec<f64>> = self.keys().map(of).collect();
+        times.map(|times| times.iter().sum::<f64>() / times.len() as f64)
+    }
+
+    fn keys(self) -> impl Iterator<Item = ComputeKey> {
+        let BlockForward { degree, sequences } = self;
+        let forward = |family| Operation::Forward(family, Extent::Output);
+        [Family::Attn, Family::Mlp].into_iter().map(move |family| ComputeKey {
+            operation: forward(family),
+            degree,
+            sequences,
+        })
+    }
+}
+
+/// What runs between ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Execution {
+    /// The computation of the model.
+    Real,
+    /// None: instructions last as long as they were measured, so that only schedule, executor and link are tried, without the
+    /// noise of the machine.
+    Timed,
+}
+
+/// Schedules that are run and predicted side by side: between them run the references that measure what their instructions
+/// take, so that a machine whose speed drifts does so for both.
+pub struct Comparison<'a> {
+    subject: &'a Subject<'a>,
+    schedules: &'a [Schedule],
+    plans: Vec<Plan>,
+    references: Vec<Contender>,
+    rounds: usize,
+    execution: Execution,
+}
+
+/// What came of a comparison.
+pub struct Compared {
+    /// What the references took.
+    pub measurement: Measurement,
+    /// Steps of each schedule; none where it was stopped before.
+    pub samples: Vec<Vec<Sample>>,
+    /// The simulation of each schedule with what was measured; none where it was stopped before all was.
+    pub predicted: Vec<Option<Timeline>>,
+}
+
+impl<'a> Comparison<'a> {
+    /// Of these schedules, of one group of ranks each; `besides` is measured as well.
+    pub fn new(
+        subject: &'a Subject<'a>,
+        schedules: &'a [Schedule],
+        besides: Needs,
+        rounds: usize,
+        execution: Execution,
+    ) -> Comparison<'a> {
+        let mut needs = besides;
+        schedules.iter().for_each(|schedule| needs.extend(Needs::of(schedule)));
+        let plans = schedules.iter().map(|schedule| subject.plan(schedule)).collect();
+        let references = subject.references(&needs, None);
+        Comparison { subject, schedules, plans, references, rounds, execution }
+    }
+
+    /// The steps that measure, which run without a link.
+    pub fn references(&self) -> &[Contender] {
+        &self.references
+    }
+
+    /// The memory plan of each schedule.
+    pub fn plans(&self) -> &[Plan] {
+        &self.plans
+    }
+
+    /// Everything that runs, which must fit into memory.
+    pub fn check_memory(&self) -> Result<(), UserError> {
+        let references = self.references.iter().map(|reference| &reference.schedule);
+        self.subject.check_memory(self.schedules.iter().chain(references))
+    }
+
+    /// How many steps a run takes.
+    pub fn steps(&self) -> usize {
+        (self.schedules.len() + self.references.len()) * (self.rounds + 1)
+    }
+
+    /// Runs all schedules over a link, or as fast as memory is. `finished` is told the name of a schedule after each of its steps.
     pub fn run(
         &self,
-        contenders: &[Contender],
-        rounds: usize,
+        link: Option<Link>,
         stop: &AtomicBool,
-        finished: &(dyn Fn(usize) + Sync),
-    ) -> anyhow::Result<Vec<Vec<Sample>>> {
-        let trial = Trial { model: self.model, contenders, warmup: 1, rounds, stop };
-        trial.run(finished).map_err(plan_run::told)
-    }
-}
-
-/// Mean forward of an attention and an MLP block on so many sequences, in milliseconds: f.
-pub fn block_forward_ms(measurement: &Measurement, sequences: u32) -> Option<f64> {
-    let of = |family| measurement.compute.get(&(forward(family), sequences)).map(|times| times.mean_ms());
-    Some((of(Family::Attn)? + of(Family::Mlp)?) / 2.0)
-}
-
-/// What [`block_forward_ms`] needs.
-pub fn block_forwards(sequences: u32) -> [Sized; 2] {
-    [Family::Attn, Family::Mlp].map(|family| (forward(family), sequences))
-}
-
-fn forward(family: Family) -> Operation {
-    Operation::Forward(family, Extent::Output)
-}
-
-/// Measurements as a profile: `shared` without a link, whose collectives are arithmetic only, `linked` over one.
-pub fn profile(
-    family: &str,
-    subject: &Subject<'_>,
-    shared: &Measurement,
-    linked: Option<(&Measurement, MeasuredLink)>,
-) -> Profile {
-    let compute = shared.compute.iter().map(|(&(operation, sequences), times)| MeasuredCompute {
-        operation,
-        tensor: subject.tensor,
-        sequences,
-        ms: times.mean_ms(),
-        min_ms: times.min_ms(),
-        samples: times.ns.len() as u32,
-    });
-    let collective = shared.collectives.iter().map(|(key, times)| {
-        let host_ms = times.mean_ms();
-        let over_link = linked.and_then(|(linked, _)| linked.collectives.get(key));
-        MeasuredCollective {
-            operation: key.0,
-            ranks: subject.tensor,
-            bytes: key.1,
-            ms: over_link.unwrap_or(times).mean_ms(),
-            host_ms,
-            samples: times.ns.len() as u32,
+        finished: &(dyn Fn(&str) + Sync),
+    ) -> anyhow::Result<Compared> {
+        let subject = self.subject;
+        let run = |contenders: &[Contender]| {
+            let told = |index: usize| finished(&contenders[index].schedule.name);
+            subject.run(contenders, self.rounds, stop, &told)
+        };
+        let mut contenders = Vec::new();
+        if self.execution == Execution::Real {
+            let of = |schedule: &Schedule| Contender { schedule: schedule.clone(), link, lasts: None };
+            contenders.extend(self.schedules.iter().map(of));
         }
-    });
-    Profile {
-        profile: Origin {
-            format: FORMAT,
-            backend: BACKEND.to_owned(),
-            machine: doctor::machine(),
-            tensor: subject.tensor,
-            created: today(),
-        },
-        model: Shape::of(family, subject.model),
-        link: linked.map(|(_, link)| link),
-        compute: compute.collect(),
-        collective: collective.collect(),
+        let real = contenders.len();
+        contenders.extend(self.references.iter().cloned());
+        let mut samples = run(&contenders)?;
+        let measurement = subject.measurement(&self.references, &samples.split_off(real));
+        let mut profile = subject.profile(&measurement, None);
+        if self.execution == Execution::Timed {
+            // Where nothing is computed, collectives have next to nothing to add up either.
+            profile.collective.iter_mut().for_each(|entry| entry.host_ms = 0.0);
+        }
+        let costs = ProfileCosts::new(&profile, link.map(ring));
+        if self.execution == Execution::Timed && !stop.load(Ordering::Relaxed) {
+            let planned = self.schedules.iter().zip(&self.plans);
+            let timed = planned.map(|(schedule, plan)| timed(schedule, plan, &costs, link));
+            samples = run(&timed.collect::<Result<Vec<_>, _>>()?)?;
+        }
+        samples.resize(self.schedules.len(), Vec::new());
+        let predict = |(schedule, plan)| match simulate(schedule, plan, &costs) {
+            Ok(timeline) => Ok(Some(timeline)),
+            Err(_) if stop.load(Ordering::Relaxed) => Ok(None),
+            Err(error) => Err(told(error)),
+        };
+        let predicted = self.schedules.iter().zip(&self.plans).map(predict);
+        let predicted = predicted.collect::<Result<Vec<_>, _>>()?;
+        Ok(Compared { measurement, samples, predicted })
     }
+}
+
+/// A schedule whose instructions last as long as these costs say.
+pub fn timed(
+    schedule: &Schedule,
+    plan: &Plan,
+    costs: &dyn Costs,
+    link: Option<Link>,
+) -> Result<Contender, UserError> {
+    let lasts = durations(schedule, plan, costs).map_err(told)?;
+    let lasts = lasts.into_iter().map(|nanoseconds| Duration::from_nanos(nanoseconds.0)).collect();
+    Ok(Contender { schedule: schedule.clone(), link, lasts: Some(lasts) })
+}
+
+/// The link as predictions take it.
+pub fn ring(link: Link) -> Ring {
+    Ring { bandwidth_bytes_per_s: link.bandwidth_bytes_per_s, latency_s: link.latency.as_secs_f64() }
 }
 
 /// The day, as `2026-11-29`, in universal time.

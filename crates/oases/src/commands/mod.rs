@@ -5,12 +5,15 @@ mod explain;
 mod generate;
 mod machine_files;
 mod measuring;
+mod over_ring;
+mod plan;
 mod plan_run;
 mod profile;
 mod recipes;
 mod reproduce;
 mod shell;
 mod simulate;
+mod sources;
 mod text_files;
 mod train;
 
@@ -26,6 +29,7 @@ pub fn run(command: &Command, environment: &Environment, terminal: &Terminal) ->
         Command::Explain(args) => explain::run(args, environment),
         Command::Simulate(args) => simulate::run(args, environment, terminal),
         Command::Profile(args) => profile::run(args, environment, terminal),
+        Command::Plan(args) => plan::run(args, environment, terminal),
         Command::Bench(args) => bench::run(args, environment, terminal),
         Command::Generate(args) => generate::run(args, environment, terminal),
         Command::Reproduce(args) => reproduce::run(args),

@@ -2,7 +2,7 @@
 
 use oases_exec::CpuBackend;
 use oases_exec::comm::Link;
-use oases_schedule::{Cut, Keep, Keeps, Layout, Model, Schedule, Variant, Workspace};
+use oases_schedule::{Cut, Model, Variant, Workspace};
 use oases_train::{Fault, OptimizerOptions, Options};
 
 use crate::config::RunConfig;
@@ -33,20 +33,15 @@ pub fn link(config: &RunConfig) -> Option<Link> {
     })
 }
 
-/// What forwards are asked to keep.
-fn keep(word: &str) -> Keeps {
-    Keep::ALL.into_iter().find(|keep| keep.name() == word).map_or(Keeps::AsScheduled, Keeps::Same)
-}
-
 /// The run of a configuration.
 pub fn options(config: &RunConfig, resume: bool, fault: Option<Fault>) -> Options {
     let (train, schedule) = (&config.train, &config.schedule);
     Options {
         model: model(config),
-        layout: Layout::uniform(config.parallel.tensor as u32, Schedule::blocks(config.model.layers as u32)),
+        layout: config.layout(),
         variant: Variant::find(&schedule.name).expect("the configuration's rules know every schedule"),
         sub_batches: schedule.sub_batches as u32,
-        keep: keep(&schedule.keep),
+        keep: config.keeps(),
         pieces: schedule.pieces as u8,
         cut: if schedule.cut == "columns" { Cut::Columns } else { Cut::Rows },
         micro_batches: schedule.micro_batches as u32,

@@ -1,13 +1,16 @@
 //! `oases profile`: measures what the instructions and collectives of a model take.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
 
 use oases_exec::comm::Link;
 use oases_plan::{MeasuredLink, Profile};
-use oases_train::measure::{self, Sized};
+use oases_schedule::{Model, divisors};
+use oases_train::measure::Needs;
 
-use super::measuring::{self, Subject};
-use super::{plan_run, recipes};
+use super::measuring::Subject;
+use super::plan_run;
+use super::recipes::{self, Recipe};
 use crate::args::ProfileArgs;
 use crate::config::{self, RunConfig};
 use crate::environment::Environment;
@@ -20,85 +23,98 @@ use crate::terminal::{self, Terminal};
 /// Measures.
 pub fn run(args: &ProfileArgs, environment: &Environment, terminal: &Terminal) -> anyhow::Result<()> {
     let config = config::load(&args.config.path, &args.config.overrides, environment)?;
-    let mut degrees = args.tensor.clone();
-    if degrees.is_empty() {
-        degrees.push(config.parallel.tensor as u32);
-    }
-    degrees.sort_unstable();
-    degrees.dedup();
-    for &tensor in &degrees {
-        plan_run::model(&config).check(tensor).map_err(|e| UserError::new(e.message, e.hint))?;
-    }
+    let model = plan_run::model(&config);
+    let degrees = degrees(args, &config, &model)?;
+    let needs = needs(args, &degrees, environment)?;
     let inputs = [args.config.path.as_path()];
     let output = args.output.as_ref().map(|path| OutputFile::new(path, "profile", &inputs)).transpose()?;
-    let wanted = wanted(args, environment)?;
+    let ranks = config.parallel.tensor as u32;
+    let subject = Subject { family: &config.model.family, model: &model, ranks };
+    let mut contenders = subject.references(&needs, None);
+    let shared = contenders.len();
+    // One rank has no link.
+    let link = plan_run::link(&config).filter(|_| ranks > 1);
+    if link.is_some() {
+        contenders.extend(subject.references(&needs, link));
+    }
+    subject.check_memory(contenders.iter().map(|contender| &contender.schedule))?;
+
     let stop = interrupt::requested(*terminal);
-    let mut profiles = Vec::new();
-    for &tensor in &degrees {
-        let model = plan_run::model(&config);
-        let subject = Subject { model: &model, tensor };
-        let link = config.link.as_ref().filter(|_| tensor > 1).map(|_| plan_run::link(&config));
-        let mut contenders = subject.contenders(&wanted, None);
-        let shared = contenders.len();
-        if let Some(link) = link.flatten() {
-            contenders.extend(subject.contenders(&wanted, Some(link)));
+    let rounds = args.rounds as usize;
+    let counter = Counter::new(*terminal, (contenders.len() * (rounds + 1)) as u64);
+    let degrees: Vec<String> = degrees.iter().map(u32::to_string).collect();
+    counter.message(&format!("measuring at TMP degree {}", degrees.join(", ")));
+    let samples = subject.run(&contenders, rounds, &stop, &|_| counter.step())?;
+    counter.finish();
+    if stop.load(Ordering::Relaxed) {
+        return Err(Interrupted.into());
+    }
+    let of = |range: std::ops::Range<usize>| subject.measurement(&contenders[range.clone()], &samples[range]);
+    let linked = of(shared..contenders.len());
+    let linked = link.map(|link| (&linked, measured_link(link)));
+    write(output.as_ref(), &subject.profile(&of(0..shared), linked), terminal)
+}
+
+/// The TMP degrees to measure, each possible in the group and for the model.
+fn degrees(args: &ProfileArgs, config: &RunConfig, model: &Model) -> Result<BTreeSet<u32>, UserError> {
+    if args.tensor.is_empty() {
+        return Ok(config.layout().degrees().iter().copied().collect());
+    }
+    let ranks = config.layout().group();
+    for &degree in &args.tensor {
+        if degree == 0 || !ranks.is_multiple_of(degree) {
+            let fitting = divisors(ranks as usize, ranks as usize);
+            return Err(UserError::new(
+                format!("TMP degree {degree} does not divide the group of {ranks} ranks, `parallel.tensor`"),
+                format!(
+                    "degrees that do: {fitting}; all are measured inside one group, with all of its ranks running"
+                ),
+            ));
         }
-        super::bench::check_memory(&subject, contenders.iter().map(|contender| &contender.schedule))?;
-        let rounds = args.rounds as usize;
-        let counter = Counter::new(*terminal, (contenders.len() * (rounds + 1)) as u64);
-        counter.message(&format!("measuring at TMP degree {tensor}"));
-        let samples = subject.run(&contenders, rounds, &stop, &|_| counter.step())?;
-        counter.finish();
-        if stop.load(std::sync::atomic::Ordering::Relaxed) {
-            return Err(Interrupted.into());
+        model.check(degree).map_err(|error| UserError::new(error.message, error.hint))?;
+    }
+    Ok(args.tensor.iter().copied().collect())
+}
+
+/// What all layouts of the degrees need, on the sizes that are asked for.
+fn needs(args: &ProfileArgs, degrees: &BTreeSet<u32>, environment: &Environment) -> anyhow::Result<Needs> {
+    let all = ["all".to_owned(), "all sub_batches=1".to_owned()];
+    let names = if args.schedules.is_empty() { &all[..] } else { &args.schedules };
+    let mut needs = Needs::default();
+    for Recipe { variant, mut request, .. } in
+        recipes::recipes(&args.config, names, environment, &mut |_| {})?
+    {
+        let ranks = request.layout.group();
+        if !args.sequences.is_empty() {
+            // So many can be shared by the replicas of any layout.
+            request.sequences = ranks * request.sub_batches;
+            needs.extend(
+                Needs::of_any_layout(variant, &request, degrees).on_sequences(&args.sequences, ranks),
+            );
+            continue;
         }
-        let of =
-            |range: std::ops::Range<usize>| subject.measurement(&contenders[range.clone()], &samples[range]);
-        let linked = of(shared..contenders.len());
-        let linked = measured_link(&config).filter(|_| tensor > 1).map(|link| (&linked, link));
-        profiles.push(measuring::profile(&config.model.family, &subject, &of(0..shared), linked));
+        for replicas in degrees.iter().map(|degree| ranks / degree) {
+            if !request.sequences.is_multiple_of(replicas) {
+                return Err(UserError::new(
+                    format!(
+                        "{replicas} replicas of a block, at TMP degree {} in a group of {ranks}, cannot share a micro-batch \
+                         of {} sequences equally",
+                        ranks / replicas,
+                        request.sequences
+                    ),
+                    "choose another batch, or say by `--sequences` how many of them a rank works on",
+                )
+                .into());
+            }
+        }
+        needs.extend(Needs::of_any_layout(variant, &request, degrees));
     }
-    write(output.as_ref(), &joined(profiles), terminal)
+    Ok(needs)
 }
 
-/// The operations that every schedule needs, on the sizes that are asked for.
-fn wanted(args: &ProfileArgs, environment: &Environment) -> anyhow::Result<BTreeSet<Sized>> {
-    let all = recipes::recipes(
-        &args.config,
-        &["all".to_owned(), "all sub_batches=1".to_owned()],
-        environment,
-        &mut |_| {},
-    )?;
-    let needed: BTreeSet<Sized> =
-        all.iter().flat_map(|recipe| measure::operations(&recipe.build())).collect();
-    if args.sequences.is_empty() {
-        return Ok(needed);
-    }
-    let sized = |(operation, _): &Sized| {
-        let operation = *operation;
-        let sizes = if operation.is_on_part() { args.sequences.clone() } else { vec![0] };
-        sizes.into_iter().map(move |sequences| (operation, sequences))
-    };
-    Ok(needed.iter().flat_map(sized).collect())
-}
-
-fn measured_link(config: &RunConfig) -> Option<MeasuredLink> {
-    let Link { bandwidth_bytes_per_s, latency } = plan_run::link(config)?;
-    let bandwidth_gbit_s = bandwidth_bytes_per_s * 8.0 / 1e9;
-    Some(MeasuredLink { bandwidth_gbit_s, latency_us: latency.as_secs_f64() * 1e6 })
-}
-
-/// One profile of several degrees.
-fn joined(profiles: Vec<Profile>) -> Profile {
-    let mut profiles = profiles.into_iter();
-    let mut all = profiles.next().expect("at least one degree is measured");
-    for profile in profiles {
-        all.profile.tensor = all.profile.tensor.max(profile.profile.tensor);
-        all.link = all.link.or(profile.link);
-        all.compute.extend(profile.compute);
-        all.collective.extend(profile.collective);
-    }
-    all
+fn measured_link(link: Link) -> MeasuredLink {
+    let bandwidth_gbit_s = link.bandwidth_bytes_per_s * 8.0 / 1e9;
+    MeasuredLink { bandwidth_gbit_s, latency_us: link.latency.as_secs_f64() * 1e6 }
 }
 
 /// A profile that cannot be written where it should is printed: it took its time.

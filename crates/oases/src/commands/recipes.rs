@@ -1,5 +1,5 @@
-//! Schedules as they are named in a list: `oases`, or `decomposed sub_batches=1 pieces=8`, with what differs from the
-//! configuration's `[schedule]`.
+//! Schedules as they are named in a list: `oases`, `decomposed sub_batches=1 pieces=8`, or `oases degrees=2*3+1*4+2*3`, with
+//! what differs from the configuration's `[schedule]` and its TMP degrees.
 
 use oases_schedule::passes::VARIANTS;
 use oases_schedule::{Model, Request, Schedule, Variant};
@@ -10,9 +10,15 @@ use crate::config::{self, Override, RunConfig};
 use crate::environment::Environment;
 use crate::error::UserError;
 
-/// Keys of `[schedule]` that may differ from one schedule of a list to another. Micro-batches may not: schedules are
-/// compared on equal batches.
-const CHANGEABLE: [&str; 4] = ["sub_batches", "keep", "pieces", "cut"];
+/// Keys that may differ from one schedule of a list to another. Micro-batches may not: schedules are compared on equal
+/// batches.
+const CHANGEABLE: [(&str, &str); 5] = [
+    ("sub_batches", "schedule"),
+    ("keep", "schedule"),
+    ("pieces", "schedule"),
+    ("cut", "schedule"),
+    ("degrees", "parallel"),
+];
 
 /// A schedule of a list, ready to be built.
 #[derive(Clone)]
@@ -79,17 +85,22 @@ fn recipe(args: &ConfigArgs, name: &str, environment: &Environment) -> anyhow::R
     let mut overrides = args.overrides.clone();
     overrides.push(Override { key: "schedule.name".into(), value: schedule.into() });
     for change in changes {
-        let known = change.split_once('=').filter(|(key, _)| CHANGEABLE.contains(key));
-        let parsed = known.and_then(|_| format!("schedule.{change}").parse().ok());
-        overrides.push(parsed.ok_or_else(|| {
+        overrides.push(overriding(change).ok_or_else(|| {
             UserError::new(
                 format!("`{change}` in the schedule `{label}` is not a change of the configuration"),
-                format!("write KEY=VALUE; the keys are {}", CHANGEABLE.join(", ")),
+                format!("write KEY=VALUE; the keys are {}", CHANGEABLE.map(|(key, _)| key).join(", ")),
             )
         })?);
     }
     let config = config::load(&args.path, &overrides, environment)?;
     Ok(Recipe { label, variant, request: request(&config)? })
+}
+
+/// `keep=input*6+all*2`: a space would end the change, so runs of blocks are joined by `+`, or by commas.
+fn overriding(change: &str) -> Option<Override> {
+    let (key, value) = change.split_once('=')?;
+    let (_, section) = CHANGEABLE.iter().find(|(known, _)| *known == key)?;
+    format!("{section}.{key}={}", value.replace(['+', ','], " ")).parse().ok()
 }
 
 /// The schedule that a configuration asks for.
@@ -98,7 +109,8 @@ pub fn request(config: &RunConfig) -> anyhow::Result<Request> {
     oases_train::request(&options).map_err(plan_run::told)
 }
 
-fn unknown(name: &str) -> UserError {
+/// Tells that there is no schedule of that name.
+pub fn unknown(name: &str) -> UserError {
     let known: Vec<&str> = VARIANTS.iter().map(|variant| variant.name).collect();
     UserError::new(
         format!("there is no schedule `{name}`"),
@@ -106,11 +118,29 @@ fn unknown(name: &str) -> UserError {
     )
 }
 
-/// The model of a configuration, checked for its TMP degree.
+/// The model of a configuration, checked for its TMP degrees.
 pub fn model(config: &RunConfig) -> Result<Model, UserError> {
     let model = plan_run::model(config);
-    match model.check(config.parallel.tensor as u32) {
-        Ok(()) => Ok(model),
-        Err(error) => Err(UserError::new(error.message, error.hint)),
+    for &degree in config.layout().degrees() {
+        model.check(degree).map_err(|error| UserError::new(error.message, error.hint))?;
+    }
+    Ok(model)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_of_blocks_are_joined_in_a_recipe() {
+        let change = |text: &str| overriding(text).map(|Override { key, value }| (key, value.to_string()));
+        let expected = |key: &str, value: &str| Some((key.to_owned(), value.to_owned()));
+        assert_eq!(change("degrees=2*3+1*4+2*3"), expected("parallel.degrees", "\"2*3 1*4 2*3\""));
+        assert_eq!(change("keep=input*6,all*2"), expected("schedule.keep", "\"input*6 all*2\""));
+        assert_eq!(change("degrees=2"), expected("parallel.degrees", "2"));
+        assert_eq!(change("pieces=8"), expected("schedule.pieces", "8"));
+        for text in ["pieces", "name=oases", "tensor=2", "micro_batches=2"] {
+            assert_eq!(change(text), None, "{text}");
+        }
     }
 }

@@ -184,6 +184,7 @@ mod tests {
             arena_bytes_used: 0,
             schedule: "oases".to_string(),
             tensor: 2,
+            degrees: "2".to_owned(),
             parameters: 0,
             checkpoint: None,
         };

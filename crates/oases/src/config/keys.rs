@@ -33,6 +33,10 @@ pub enum Accepts {
     Text,
     /// One of these words.
     Word(&'static [&'static str]),
+    /// One of these words, or runs of them: `input*6 all*2`.
+    Runs(&'static [&'static str]),
+    /// TMP degrees: nothing, one number, or runs of blocks: `2*3 1*4 2*3`.
+    Degrees,
     /// A path, or a list of at least one.
     Paths,
     /// A list of texts, at least one.
@@ -106,7 +110,7 @@ const fn key(
     Key { path, accepts, about, example, default }
 }
 
-use Accepts::{Flag, Integer, Paths, Text, Word};
+use Accepts::{Degrees, Flag, Integer, Paths, Runs, Text, Word};
 use WhenLeftOut::{Derived, Required, Value};
 
 /// All keys, in the order in which a resolved configuration lists them.
@@ -124,10 +128,11 @@ pub const KEYS: &[Key] = &[
     key("model.norm_epsilon", EPSILON, Value("1e-5"), "1e-5", "added to the variance in a normalisation"),
     key("data.text", Paths, Required, "[\"data/moby_dick.txt\"]", "the text files to train on; relative paths start at the current directory"),
     key("data.validation", SHARE_OF_TEXT, Value("0.05"), "0.05", "the share of the text kept for validation"),
-    key("parallel.tensor", Integer(1, MAX_RANKS), Value("1"), "2", "the tensor parallel degree: over how many ranks, threads of one process, each block is cut; at most 64"),
+    key("parallel.tensor", Integer(1, MAX_RANKS), Value("1"), "2", "the number of ranks, threads of one process, over which blocks are cut (tensor parallelism); at most 64"),
+    key("parallel.degrees", Degrees, Value("\"\""), "\"2*3 1*4 2*3\"", "over how many of these ranks each block is cut, its TMP degree: one for all blocks, or runs of blocks over embed, attn.0, mlp.0, …, head; over all ranks where it is empty"),
     key("schedule.name", Word(SCHEDULES), Value("\"oases\""), "\"oases\"", "the schedule of a training step"),
     key("schedule.sub_batches", Integer(1, 4), Value("2"), "2", "into how many parts a micro-batch is cut, so that one computes while another communicates"),
-    key("schedule.keep", Word(KEEPS), Value("\"schedule\""), "\"all\"", "what a forward keeps for backward: what the schedule's method says, the inputs of blocks, all but attention cores, or all"),
+    key("schedule.keep", Runs(KEEPS), Value("\"schedule\""), "\"all\"", "what a forward keeps for backward: what the schedule's method says, the inputs of blocks, all but attention cores, or all; for every block, or by runs over attn.0, mlp.0, attn.1, …"),
     key("schedule.pieces", Integer(1, 64), Value("4"), "4", "into how many pieces the schedule `decomposed` cuts the product before an all-reduce"),
     key("schedule.cut", Word(CUTS), Value("\"rows\""), "\"rows\"", "along which dimension it cuts them: token rows or output columns"),
     key("schedule.micro_batches", Integer(1, MAX_SIZE), Value("1"), "1", "over how many micro-batches gradients are accumulated before a step"),
@@ -147,7 +152,7 @@ pub const KEYS: &[Key] = &[
     key("train.eval_every", Integer(1, MAX_COUNT), Value("100"), "100", "after how many steps the validation loss is taken; it always is after the last"),
     key("train.checkpoint_every", Integer(1, MAX_COUNT), Derived("`train.eval_every`"), "100", "after how many steps a checkpoint is written; one always is after the last"),
     key("train.keep_checkpoints", Integer(1, MAX_SIZE), Value("2"), "2", "how many of the newest checkpoints are kept"),
-    key("bench.schedules", Accepts::Texts, Value(BENCH_SCHEDULES), "[\"megatron\", \"oases keep=all\"]", "the schedules that `oases bench` compares, each with what differs from [schedule]"),
+    key("bench.schedules", Accepts::Texts, Value(BENCH_SCHEDULES), "[\"megatron\", \"oases keep=all\"]", "the schedules that `oases bench` compares, each with what differs from [schedule] and in the degrees of [parallel]; there, runs of blocks are joined by +, as in `oases degrees=2*3+1*4+2*3`"),
     key("bench.ratios", Accepts::Numbers(Included(1e-3), Included(1e3)), Value("[0.5, 1.0, 1.5, 2.0, 3.0]"), "[1.0, 2.0]", "the links that it compares them on, as ratios of an all-reduce's time to a block's forward"),
     key("bench.links", Accepts::Bandwidths, Value("[]"), "[\"1 Gbit/s\"]", "links that it compares them on as well, by their speed"),
     key("bench.rounds", Integer(1, 1000), Value("5"), "5", "how often it runs each"),
@@ -209,6 +214,8 @@ impl Accepts {
                 [only] => format!("\"{only}\""),
                 _ => format!("one of {}", quoted_list(words)),
             },
+            Runs(words) => format!("one of {}, or runs such as \"input*6 all*2\"", quoted_list(words)),
+            Degrees => "a number, or runs such as \"2*3 1*4 2*3\"".to_string(),
             Paths => "a list of paths".to_string(),
             Accepts::Texts => "a list of texts in quotes".to_string(),
             Accepts::Numbers(low, high) => format!("a list of numbers in {}", interval(*low, *high)),
@@ -250,6 +257,7 @@ pub fn reference() -> String {
         for key in KEYS.iter().filter(|key| key.section() == section) {
             let choice = match key.accepts {
                 Word(words) if words.len() > 1 => format!(", {}", key.accepts.words()),
+                Runs(_) => format!(", {}", key.accepts.words()),
                 _ => String::new(),
             };
             let default = match key.default {

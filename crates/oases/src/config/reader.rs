@@ -83,7 +83,9 @@ impl<'a> Reader<'a> {
     /// One of a fixed set of words.
     pub fn word(&mut self, path: &'static str) -> String {
         let key = known(path);
-        let Accepts::Word(words) = key.accepts else { unreachable!("{path} is no word") };
+        let (Accepts::Word(words) | Accepts::Runs(words)) = key.accepts else {
+            unreachable!("{path} is no word")
+        };
         let Some(value) = self.given(key) else { return words[0].to_string() };
         match value.as_str() {
             Some(word) if words.contains(&word) => word.to_string(),
@@ -93,6 +95,25 @@ impl<'a> Reader<'a> {
                 word.to_string()
             }
             _ => self.refuse(key, &value, words[0].to_string()),
+        }
+    }
+
+    /// One of a fixed set of words, or runs of them, which only rules can read: their number depends on other keys.
+    pub fn word_or_runs(&mut self, path: &'static str) -> String {
+        match self.given(known(path)) {
+            Some(toml::Value::String(text)) if text.contains('*') => single_spaced(&text),
+            _ => self.word(path),
+        }
+    }
+
+    /// TMP degrees, which only rules can read. A single one may stand without quotes.
+    pub fn degrees(&mut self, path: &'static str) -> String {
+        let key = known(path);
+        match self.given(key) {
+            Some(toml::Value::String(text)) => single_spaced(&text),
+            Some(toml::Value::Integer(degree)) if degree > 0 => degree.to_string(),
+            Some(value) => self.refuse(key, &value, String::new()),
+            None => String::new(),
         }
     }
 
@@ -223,6 +244,11 @@ fn default_value(text: &str) -> toml::Value {
         .ok()
         .and_then(|mut table| table.remove("value"))
         .unwrap_or_else(|| panic!("the default {text} is not TOML"))
+}
+
+/// The same words, with one space between two of them.
+fn single_spaced(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 /// Paths go through TOML and through system calls: neither an empty one nor a NUL can be meant.

@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use oases_schedule::{Keeps, Layout, Schedule};
+
 use super::document::Document;
 use super::reader::Reader;
 use super::rules;
@@ -67,8 +69,26 @@ pub struct DataConfig {
 /// Over how many ranks the run is spread, by axis.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParallelConfig {
-    /// Tensor parallel degree.
+    /// Ranks of the tensor-parallel group.
     pub tensor: usize,
+    /// The TMP degree of every block, as [`Layout::parse`] reads it; empty where it is `tensor` for all.
+    pub degrees: String,
+}
+
+impl ParallelConfig {
+    /// The TMP degree of every block of so many layers. Fails where `degrees` cannot be read; whether ranks can be arranged so
+    /// is not asked.
+    pub fn layout(&self, layers: usize) -> Result<Layout, String> {
+        let (ranks, blocks) = (self.tensor as u32, Schedule::blocks(layers as u32));
+        if self.degrees.is_empty() {
+            return Ok(Layout::uniform(ranks, blocks));
+        }
+        if self.degrees.split(' ').any(|word| word == "of") {
+            return Err("the number of ranks is that of `parallel.tensor`".to_owned());
+        }
+        let read = Layout::parse(&self.degrees, blocks)?;
+        Ok(Layout::new(ranks, read.degrees().to_vec()))
+    }
 }
 
 /// The order of a step.
@@ -78,7 +98,7 @@ pub struct ScheduleConfig {
     pub name: String,
     /// Parts of a micro-batch, 1 to 4.
     pub sub_batches: usize,
-    /// What a forward keeps, one of [`super::keys::KEEPS`].
+    /// What forwards keep, as [`oases_schedule::Keeps::parse`] reads it.
     pub keep: String,
     /// Pieces of a product, for a schedule that cuts them.
     pub pieces: usize,
@@ -160,6 +180,16 @@ impl FolderConfig {
 }
 
 impl RunConfig {
+    /// The TMP degree of every block.
+    pub fn layout(&self) -> Layout {
+        self.parallel.layout(self.model.layers).expect("the rules have read it")
+    }
+
+    /// What forwards keep.
+    pub fn keeps(&self) -> Keeps {
+        Keeps::parse(&self.schedule.keep, self.model.layers as u32).expect("the rules have read it")
+    }
+
     /// Fills in the defaults and applies all rules. `stem` names the run folder where the configuration does not.
     pub(super) fn resolve(document: &Document, stem: &str) -> Result<RunConfig, UserError> {
         let mut reader = Reader::new(document);
@@ -184,11 +214,14 @@ impl RunConfig {
         let model = ModelConfig::read(reader);
         let data =
             DataConfig { text: reader.paths("data.text"), validation: reader.number("data.validation") };
-        let parallel = ParallelConfig { tensor: reader.size("parallel.tensor") };
+        let parallel = ParallelConfig {
+            tensor: reader.size("parallel.tensor"),
+            degrees: reader.degrees("parallel.degrees"),
+        };
         let schedule = ScheduleConfig {
             name: reader.word("schedule.name"),
             sub_batches: reader.size("schedule.sub_batches"),
-            keep: reader.word("schedule.keep"),
+            keep: reader.word_or_runs("schedule.keep"),
             pieces: reader.size("schedule.pieces"),
             cut: reader.word("schedule.cut"),
             micro_batches: reader.size("schedule.micro_batches"),
@@ -231,6 +264,7 @@ impl RunConfig {
         out.put("validation", data.validation);
         out.section("parallel");
         out.put("tensor", integer(parallel.tensor));
+        out.put("degrees", parallel.degrees.as_str());
         out.section("schedule");
         out.put("name", schedule.name.as_str());
         out.put("sub_batches", integer(schedule.sub_batches));

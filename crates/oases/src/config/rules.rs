@@ -1,17 +1,24 @@
 //! The rules between keys. Each broken one says which values would do.
 //!
 //! 1. `model.heads` divides `model.hidden`.
-//! 2. `parallel.tensor` divides `model.heads` and `model.ffn`: every rank gets whole heads and whole columns.
+//! 2. Every TMP degree divides `model.heads` and `model.ffn`: every rank gets whole heads and whole columns.
 //! 3. `schedule.micro_batches` divides `train.batch`.
-//! 4. A micro-batch has at least one sequence for each of its sub-batches.
+//! 4. A micro-batch has at least one sequence for each of its sub-batches, on every replica of a block.
 //! 5. `train.warmup` is at most `train.steps`.
 //! 6. A step is of at most 200,000 layers × micro-batches × sub-batches: it is built as a value before anything runs.
-//! 7. `schedule.keep` is something that the schedule can be asked for.
+//! 7. `schedule.keep` is something that the schedule can be asked for; runs of it cover the blocks of the layers.
 //! 8. The schedule `oases-dual` has at least two micro-batches to interleave.
-//! 9. `schedule.pieces` is at most `model.hidden` and the tokens of the smallest sub-batch, so that no piece is empty.
+//! 9. `schedule.pieces` is at most `model.hidden` and the tokens of the smallest sub-batch on a replica, so that no piece is empty.
 //! 10. The model and a sequence's activations are of a size that some machine could hold.
+//! 11. `parallel.degrees` can be read, and covers the chain of blocks.
+//! 12. Each of its degrees divides `parallel.tensor`.
+//! 13. Of the degrees of two neighbours, one divides the other.
+//! 14. Embedding and head have the same degree.
+//! 15. The replicas of a block get equally many sequences of a micro-batch.
 
-use oases_schedule::{Keep, Variant};
+mod degrees;
+
+use oases_schedule::{Keep, Keeps, Variant};
 
 use super::resolved::RunConfig;
 
@@ -30,8 +37,13 @@ pub struct BrokenRule {
 pub fn broken_rules(config: &RunConfig) -> Vec<BrokenRule> {
     [
         heads(config),
-        tensor(config),
+        degrees::unreadable(config),
+        degrees::of_the_model(config),
+        degrees::of_the_group(config),
+        degrees::of_neighbours(config),
+        degrees::of_the_ends(config),
         micro_batches(config),
+        degrees::of_replicas(config),
         sub_batches(config),
         warmup(config),
         length(config),
@@ -57,31 +69,6 @@ fn heads(config: &RunConfig) -> Option<BrokenRule> {
     })
 }
 
-fn tensor(config: &RunConfig) -> Option<BrokenRule> {
-    let (tensor, heads, ffn) = (config.parallel.tensor, config.model.heads, config.model.ffn);
-    // Degrees that fit heads which do not fit the model would mislead; rule 1 has told about those.
-    if !divides(heads, config.model.hidden) {
-        return None;
-    }
-    let mut keys = vec!["parallel.tensor"];
-    let mut misfits = Vec::new();
-    for (key, value) in [("model.heads", heads), ("model.ffn", ffn)] {
-        if !divides(tensor, value) {
-            keys.push(key);
-            misfits.push(format!("`{key}` = {value}"));
-        }
-    }
-    if misfits.is_empty() {
-        return None;
-    }
-    let fitting: Vec<usize> = divisors(heads).into_iter().filter(|degree| divides(*degree, ffn)).collect();
-    Some(BrokenRule {
-        keys,
-        message: format!("`parallel.tensor` = {tensor} does not divide {}", misfits.join(" and ")),
-        hint: format!("degrees that fit this model: {}", near(&fitting, tensor)),
-    })
-}
-
 fn micro_batches(config: &RunConfig) -> Option<BrokenRule> {
     let (batch, micro_batches) = (config.train.batch, config.schedule.micro_batches);
     if divides(micro_batches, batch) {
@@ -104,16 +91,26 @@ fn micro_batches(config: &RunConfig) -> Option<BrokenRule> {
 fn sub_batches(config: &RunConfig) -> Option<BrokenRule> {
     let (batch, micro_batches) = (config.train.batch, config.schedule.micro_batches);
     let (sub_batches, micro_batch) = (config.schedule.sub_batches, batch.checked_div(micro_batches)?);
-    if sub_batches <= micro_batch || !divides(micro_batches, batch) {
+    let replicas = degrees::replicas(config);
+    if sub_batches <= micro_batch / replicas || !divides(micro_batches.saturating_mul(replicas), batch) {
         return None;
     }
-    let at_least = sub_batches.saturating_mul(micro_batches);
+    let most = micro_batch / replicas;
+    let at_least = sub_batches.saturating_mul(micro_batches).saturating_mul(replicas);
+    let sequences = match replicas {
+        1 => format!("the sequences of a micro-batch, {micro_batch}"),
+        _ => format!("the sequences of a micro-batch on each of {replicas} replicas of a block, {most}"),
+    };
     Some(BrokenRule {
-        keys: vec!["schedule.sub_batches", "train.batch", "schedule.micro_batches"],
-        message: format!(
-            "`schedule.sub_batches` = {sub_batches} is more than the sequences of a micro-batch, {micro_batch}"
-        ),
-        hint: format!("at most {micro_batch} sub-batches, or a batch of at least {at_least}"),
+        keys: vec![
+            "schedule.sub_batches",
+            "train.batch",
+            "schedule.micro_batches",
+            "parallel.degrees",
+            "parallel.tensor",
+        ],
+        message: format!("`schedule.sub_batches` = {sub_batches} is more than {sequences}"),
+        hint: format!("at most {most} sub-batches, or a batch of at least {at_least}"),
     })
 }
 
@@ -166,15 +163,27 @@ fn length(config: &RunConfig) -> Option<BrokenRule> {
 }
 
 fn keep(config: &RunConfig) -> Option<BrokenRule> {
-    let (name, keep) = (&config.schedule.name, &config.schedule.keep);
+    let (name, keep, layers) = (&config.schedule.name, &config.schedule.keep, config.model.layers);
+    let keys = vec!["schedule.keep", "schedule.name", "model.layers"];
+    let wanted = match Keeps::parse(keep, layers as u32) {
+        Ok(wanted) => wanted,
+        Err(problem) => {
+            return Some(BrokenRule {
+                keys,
+                message: format!("`schedule.keep` = \"{keep}\": {problem}"),
+                hint: format!(
+                    "give runs over attn.0, mlp.0, attn.1, …, such as \"input*{layers} all*{layers}\", or one word for all"
+                ),
+            });
+        }
+    };
     let variant = Variant::find(name)?;
-    let wanted = Keep::ALL.into_iter().find(|known| known.name() == keep)?;
-    if variant.can_keep(wanted) {
+    if wanted.kinds().iter().all(|&kept| variant.can_keep(kept)) {
         return None;
     }
     let own = variant.keeps_always().map_or("schedule", Keep::name);
     Some(BrokenRule {
-        keys: vec!["schedule.keep", "schedule.name"],
+        keys,
         message: format!("`schedule.keep` = \"{keep}\" is not possible: {name} always keeps \"{own}\""),
         hint: format!("leave `schedule.keep` out, or choose another schedule than {name}"),
     })
@@ -193,8 +202,8 @@ fn dual(config: &RunConfig) -> Option<BrokenRule> {
 
 fn pieces(config: &RunConfig) -> Option<BrokenRule> {
     let (schedule, model) = (&config.schedule, &config.model);
-    let smallest =
-        config.train.batch.checked_div(schedule.micro_batches)?.checked_div(schedule.sub_batches)?;
+    let micro_batch = config.train.batch.checked_div(schedule.micro_batches)?;
+    let smallest = (micro_batch / degrees::replicas(config)).checked_div(schedule.sub_batches)?;
     let most = model.hidden.min(smallest.saturating_mul(model.sequence));
     if schedule.name != "decomposed" || schedule.pieces <= most || smallest == 0 {
         return None;
@@ -207,6 +216,8 @@ fn pieces(config: &RunConfig) -> Option<BrokenRule> {
             "train.batch",
             "schedule.micro_batches",
             "schedule.sub_batches",
+            "parallel.degrees",
+            "parallel.tensor",
         ],
         message: format!("`schedule.pieces` = {} leaves pieces empty", schedule.pieces),
         hint: format!("at most {most} pieces here"),

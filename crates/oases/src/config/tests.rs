@@ -29,6 +29,8 @@ fn what_is_saved_reads_back_as_the_same_configuration() {
             QUICKSTART,
             &["train.seed=9223372036854775807", "run.dir=a \"b\" \\ ü", "data.text=[\"a\", 'b\"c']"],
         ),
+        (QUICKSTART, &["parallel.degrees=2*3  1*4 2*3", "schedule.keep=input*6 all*2"]),
+        (QUICKSTART, &["parallel.degrees=1"]),
         (QUICKSTART, &["model.tied=false", "model.ffn=600", "train.clip=1", "model.dropout=0"]),
     ] {
         let config = resolve_with(text, sets).unwrap();
@@ -119,10 +121,28 @@ fn rules_between_keys_name_the_place_of_the_first() {
             &["schedule.micro_batches=16"],
             "x.toml:20: `schedule.sub_batches` = 2 is more than the sequences of a micro-batch, 1",
         ),
+        (
+            &["parallel.tensor=12", "parallel.degrees=2*3 4*4 2*3", "train.batch=24"],
+            "--set: degree 4 of `parallel.degrees` does not divide `model.heads` = 6",
+        ),
+        (
+            &["parallel.tensor=6", "parallel.degrees=2*3 6*1 3*3 6*1 2*2", "train.batch=15"],
+            "--set: a micro-batch of 15 sequences cannot be shared equally by the 6 replicas of a block",
+        ),
         (&["train.warmup=501"], "--set: `train.warmup` = 501 is more than `train.steps` = 500"),
     ] {
         assert_eq!(problems(sets), expected, "{sets:?}");
     }
+}
+
+#[test]
+fn degrees_are_of_every_block_in_a_group() {
+    let layout = |sets: &[&str]| resolve_with(QUICKSTART, sets).unwrap().layout().to_string();
+    assert_eq!(layout(&[]), "2");
+    assert_eq!(layout(&["parallel.degrees=1"]), "1 of 2");
+    assert_eq!(layout(&["parallel.degrees=2*3 1*4 2*3"]), "2*3 1*4 2*3");
+    // Six heads cannot be cut over four ranks, but over two of them.
+    assert_eq!(layout(&["parallel.tensor=4", "parallel.degrees=2*3 1*4 2*3"]), "2*3 1*4 2*3 of 4");
 }
 
 #[test]

@@ -4,11 +4,14 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use oases_schedule::{
-    BlockId, Bytes, CollectiveId, Instruction, PartId, Pass, Plan, Purpose, Request, Schedule, Statics,
-    Variant, Workspace, collective_bytes, plan,
+    BlockId, Bytes, CollectiveId, Instruction, Operands, PartId, Pass, Plan, Purpose, Request, Schedule,
+    Statics, Variant, Workspace, collective_bytes, plan,
 };
-use oases_schedule::{BufferKind, Flops, Model};
+use oases_schedule::{Flops, Model};
 use serde::Serialize;
+
+use super::layout::{self, Border, DegreeRun};
+use super::memory::{self, MemoryKind};
 
 /// A schedule, explained.
 #[derive(Clone, Debug, Serialize)]
@@ -19,8 +22,14 @@ pub struct Explanation {
     pub description: String,
     /// Parameters of the model.
     pub parameters: u64,
-    /// TMP degree.
+    /// Ranks of the group.
     pub tensor: u32,
+    /// The TMP degree of every block, in words.
+    pub layout: String,
+    /// The same, run by run.
+    pub degrees: Vec<DegreeRun>,
+    /// Where it changes.
+    pub borders: Vec<Border>,
     /// Sequences of each part of the batch.
     pub parts: Vec<PartSize>,
     /// Floating-point operations of the matrix products of a step, on one rank; recomputation included.
@@ -47,7 +56,7 @@ pub struct PartSize {
 /// How often a step communicates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Collectives {
-    /// All-reduces of one layer for one part, in the forward pass.
+    /// All-reduces of one layer for one part, in the forward pass; of the layer with most of them.
     pub per_layer_forward: usize,
     /// The same, in recomputation.
     pub per_layer_recompute: usize,
@@ -57,6 +66,10 @@ pub struct Collectives {
     pub per_layer: usize,
     /// All of all layers and parts.
     pub in_layers: usize,
+    /// Where the TMP degree changes, of all passes and parts.
+    pub at_borders: usize,
+    /// Reductions of gradients over the replicas of a block.
+    pub of_replicas: usize,
     /// All collectives of a step.
     pub per_step: usize,
     /// Bytes that each rank hands over in a step.
@@ -72,15 +85,6 @@ pub struct Memory {
     pub at_peak: Vec<MemoryKind>,
     /// The instruction at which most is alive.
     pub peak_instruction: String,
-}
-
-/// Bytes of one kind.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct MemoryKind {
-    /// What they hold.
-    pub kind: &'static str,
-    /// How many.
-    pub bytes: u64,
 }
 
 /// A schedule after one pass.
@@ -115,7 +119,6 @@ impl Explanation {
         });
         let passes = passes.collect();
         let (_, schedule) = trace.last().expect("a variant has passes");
-        let tensor = request.layout.uniform_degree().expect("a layout of one degree");
         let statics =
             Statics::new(model, &request.layout, Purpose::Training, schedule.batch(), schedule.parts.len());
         let plan = plan(schedule, &statics, workspace);
@@ -123,13 +126,16 @@ impl Explanation {
             schedule: schedule.name.clone(),
             description: variant.description.to_owned(),
             parameters: model.parameter_count(),
-            tensor,
+            tensor: request.layout.group(),
+            layout: layout::words(&request.layout),
+            degrees: layout::runs(schedule),
+            borders: layout::borders(schedule),
             parts: schedule
                 .parts
                 .iter()
                 .map(|part| PartSize { part: part.id.to_string(), sequences: part.sequences })
                 .collect(),
-            flops_per_rank: flops(model, schedule, tensor).0,
+            flops_per_rank: flops(model, schedule, &plan).0,
             collectives: Collectives::count(schedule, &plan),
             memory: Memory::at_peak(schedule, &statics, &plan),
             passes,
@@ -183,8 +189,21 @@ fn without_options(instruction: &Instruction) -> String {
 impl Collectives {
     fn count(schedule: &Schedule, plan: &Plan) -> Collectives {
         let part = schedule.parts[0].id;
-        let of_layer = |pass| schedule.instructions.iter().filter(|i| starts_in_layer(i, pass, part)).count();
-        let [forward, recompute, backward] = [Pass::Forward, Pass::Recompute, Pass::Backward].map(of_layer);
+        let passes = [Pass::Forward, Pass::Recompute, Pass::Backward];
+        let of_layer = |layer| {
+            passes.map(|pass| schedule.instructions.iter().filter(|i| starts(i, pass, layer, part)).count())
+        };
+        // Of layers with equally many, the first.
+        let layers = (0..schedule.layers).rev().map(of_layer);
+        let [forward, recompute, backward] =
+            layers.max_by_key(|counts| counts.iter().sum::<usize>()).unwrap_or_default();
+        let named = |of: fn(&CollectiveId) -> bool| {
+            let collectives = schedule.instructions.iter().filter_map(|instruction| match instruction {
+                Instruction::Start { collective, .. } => Some(collective),
+                _ => None,
+            });
+            collectives.filter(|collective| of(collective)).count()
+        };
         let all =
             || (0..schedule.instructions.len()).filter_map(|index| collective_bytes(schedule, plan, index));
         Collectives {
@@ -192,58 +211,65 @@ impl Collectives {
             per_layer_recompute: recompute,
             per_layer_backward: backward,
             per_layer: forward + recompute + backward,
-            in_layers: schedule.instructions.iter().filter(|i| starts_in_some_layer(i)).count(),
+            in_layers: named(|collective| {
+                matches!(collective, CollectiveId::Block { block: BlockId::Attn(_) | BlockId::Mlp(_), .. })
+            }),
+            at_borders: named(|collective| matches!(collective, CollectiveId::Reshard { .. })),
+            of_replicas: named(|collective| matches!(collective, CollectiveId::Replicas(_))),
             per_step: all().count(),
             bytes_per_step: all().sum::<Bytes>().0,
         }
     }
 }
 
-/// Whether the instruction starts a collective of layer 0 for this part, in this pass.
-fn starts_in_layer(instruction: &Instruction, wanted: Pass, of: PartId) -> bool {
+/// Whether the instruction starts a collective of a layer for a part, in a pass.
+fn starts(instruction: &Instruction, wanted: Pass, layer: u32, of: PartId) -> bool {
     let Instruction::Start { collective: CollectiveId::Block { pass, block, part, .. }, .. } = *instruction
     else {
         return false;
     };
-    pass == wanted && part == of && matches!(block, BlockId::Attn(0) | BlockId::Mlp(0))
+    pass == wanted && part == of && (block == BlockId::Attn(layer) || block == BlockId::Mlp(layer))
 }
 
-fn starts_in_some_layer(instruction: &Instruction) -> bool {
-    let Instruction::Start { collective: CollectiveId::Block { block, .. }, .. } = instruction else {
-        return false;
+fn flops(model: &Model, schedule: &Schedule, plan: &Plan) -> Flops {
+    let of = |(instruction, operands): (&Instruction, &Operands)| match instruction.operation() {
+        Some(operation) if operation.is_on_part() => {
+            model.flops(operation, operands.sequences * model.sequence, operands.degree).0
+        }
+        _ => 0,
     };
-    matches!(block, BlockId::Attn(_) | BlockId::Mlp(_))
-}
-
-fn flops(model: &Model, schedule: &Schedule, tensor: u32) -> Flops {
-    let of = |instruction: &Instruction| {
-        let (Some(operation), Some(part)) = (instruction.operation(), instruction.part()) else { return 0 };
-        let sequences = schedule.sequences(part).unwrap_or(0) as usize;
-        model.flops(operation, sequences * model.sequence, tensor).0
-    };
-    Flops(schedule.instructions.iter().map(of).sum())
+    Flops(schedule.instructions.iter().zip(&plan.operands).map(of).sum())
 }
 
 impl Memory {
     fn at_peak(schedule: &Schedule, statics: &Statics, plan: &Plan) -> Memory {
-        let region = statics.region_bytes() as u64;
-        let inputs = statics.bytes as u64 - 4 * region;
-        let alive = plan.alive(plan.peak_instruction);
-        let mut at_peak = vec![
-            MemoryKind { kind: "weights", bytes: region },
-            MemoryKind { kind: "weight gradients", bytes: region },
-            MemoryKind { kind: "optimizer moments", bytes: 2 * region },
-            MemoryKind { kind: "tokens and losses", bytes: inputs },
-        ];
-        at_peak.extend(BufferKind::ALL.iter().map(|kind| MemoryKind {
-            kind: kind.name(),
-            bytes: alive.get(kind).copied().unwrap_or_default().0,
-        }));
+        let statics = [statics.region_bytes(), statics.bytes].map(|bytes| Bytes(bytes as u64));
+        let at_peak = memory::kinds(statics, &plan.alive(plan.peak_instruction));
         Memory {
             arena_bytes: plan.bytes.0,
             at_peak,
             peak_instruction: schedule.instructions[plan.peak_instruction].to_string(),
         }
+    }
+}
+
+impl Explanation {
+    /// Which blocks have which TMP degree, and what happens where it changes.
+    fn write_layout(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, ";\n; TMP degrees in a group of {} ranks", self.tensor)?;
+        for DegreeRun { degree, replicas, first, last, blocks } in &self.degrees {
+            let (span, unit) = match blocks {
+                1 => (first.clone(), "block"),
+                _ => (format!("{first} to {last}"), "blocks"),
+            };
+            let replicas = if *replicas > 1 { format!(", each {replicas} times") } else { String::new() };
+            writeln!(f, ";   {degree:>2}   {span:<18} {blocks:>3} {unit}{replicas}")?;
+        }
+        for border in &self.borders {
+            let Border { before, from, to } = border;
+            writeln!(f, ";   before {before}, {from} to {to}: {}", border.meaning())?;
+        }
+        Ok(())
     }
 }
 
@@ -258,20 +284,30 @@ impl fmt::Display for Explanation {
                 pass.name, pass.instructions, pass.description
             )?;
         }
+        if !self.borders.is_empty() {
+            self.write_layout(f)?;
+        }
         let Collectives { per_layer_forward, per_layer_recompute, per_layer_backward, .. } = self.collectives;
         writeln!(f, ";\n; collectives")?;
         writeln!(
             f,
-            ";   {} all-reduces per layer and sub-batch: {per_layer_forward} forward, {per_layer_recompute} recompute, \
+            ";   {}{} all-reduces per layer and sub-batch: {per_layer_forward} forward, {per_layer_recompute} recompute, \
              {per_layer_backward} backward",
+            if self.borders.is_empty() { "" } else { "up to " },
             self.collectives.per_layer
         )?;
-        let Collectives { per_step, in_layers, bytes_per_step, .. } = self.collectives;
+        let Collectives { per_step, in_layers, at_borders, of_replicas, bytes_per_step, .. } =
+            self.collectives;
+        write!(f, ";   {per_step} collectives per step: {in_layers} of layers, ")?;
+        for (count, of) in [(at_borders, "at borders"), (of_replicas, "of replicas")] {
+            if count > 0 {
+                write!(f, "{count} {of}, ")?;
+            }
+        }
         writeln!(
             f,
-            ";   {per_step} collectives per step: {in_layers} of layers, {} of embedding, head, gradients and norm; {} from \
-             each rank",
-            per_step - in_layers,
+            "{} of embedding, head, gradients and norm; {} from each rank",
+            per_step - in_layers - at_borders - of_replicas,
             Bytes(bytes_per_step)
         )?;
         writeln!(f, ";\n; memory of one rank, at `{}`", collapse(&self.memory.peak_instruction))?;
@@ -290,11 +326,11 @@ impl fmt::Display for Explanation {
         )?;
         writeln!(
             f,
-            ";\n; {} parameters, TMP degree {}, {:.3} TFLOP per step and rank\n;\n\
+            ";\n; {} parameters, {}, {:.3} TFLOP per step and rank\n;\n\
              ; m0.a is sub-batch a of micro-batch 0. `forward … keep=` says what stays for backward, `recompute` rebuilds the\n\
              ; rest (`output`: up to the block's output), `sync` waits for the collective that `start` began.\n",
             self.parameters,
-            self.tensor,
+            self.layout,
             self.flops_per_rank as f64 / 1e12
         )?;
         for pass in &self.passes {

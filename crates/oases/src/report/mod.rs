@@ -2,11 +2,17 @@
 
 pub mod bench;
 mod explanation;
+pub mod html;
+pub mod layout;
 mod measured;
+pub mod memory;
+mod numbers;
+pub mod plan;
 pub mod prediction;
 pub mod reproduction;
 pub mod statistics;
 pub mod trace;
+mod wrap;
 
 pub use explanation::Explanation;
 pub use measured::{MeasuredStep, write_measured_trace};

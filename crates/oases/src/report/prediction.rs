@@ -15,8 +15,10 @@ use crate::progress::thousands;
 pub struct Prediction {
     /// The model and how its step is cut, in words.
     pub model: String,
-    /// TMP degree.
+    /// Ranks of the group.
     pub tensor: u32,
+    /// TMP degrees of the configuration.
+    pub degrees: String,
     /// Sequences of a step.
     pub batch: u32,
     /// Where durations come from: `machine` or `profile`.
@@ -104,7 +106,7 @@ const COLUMNS: [&str; 9] =
     ["schedule", "step ms", "tokens/s", "exposed ms", "of step", "compute", "link", "bound", "memory"];
 
 /// Four digits or more of what is long, down to the microsecond of what is short.
-fn milliseconds(ms: f64) -> String {
+pub fn milliseconds(ms: f64) -> String {
     if ms >= 1000.0 { thousands(ms) } else { format!("{ms:.*}", if ms >= 100.0 { 1 } else { 3 }) }
 }
 

@@ -27,8 +27,61 @@ const BAD_VALUES: &[(&[&str], &str, &str)] = &[
     (
         &["parallel.tensor=0"],
         "--set: `parallel.tensor` must be a whole number from 1 to 64, not 0",
-        "`parallel.tensor` is the tensor parallel degree: over how many ranks, threads of one process, each block is cut; \
+        "`parallel.tensor` is the number of ranks, threads of one process, over which blocks are cut (tensor parallelism); \
          at most 64; for example `tensor = 2`",
+    ),
+    (
+        &["parallel.tensor=2", "parallel.degrees=2*2 1"],
+        "--set: `parallel.degrees` = \"2*2 1\": `1` is not a TMP degree (like 2, or 8*16 for 16 blocks of degree 8)",
+        "give runs over the 4 blocks embed, attn.0, mlp.0, …, head, such as \"2*1 1*2 2*1\", or one degree for all",
+    ),
+    (
+        &["parallel.tensor=2", "parallel.degrees=2*2 1*1"],
+        "--set: `parallel.degrees` = \"2*2 1*1\": the degrees cover 3 of the 4 blocks of the chain",
+        "give runs over the 4 blocks embed, attn.0, mlp.0, …, head, such as \"2*1 1*2 2*1\", or one degree for all",
+    ),
+    (
+        &["parallel.tensor=2", "parallel.degrees=2 of 2"],
+        "--set: `parallel.degrees` = \"2 of 2\": the number of ranks is that of `parallel.tensor`",
+        "give runs over the 4 blocks embed, attn.0, mlp.0, …, head, such as \"2*1 1*2 2*1\", or one degree for all",
+    ),
+    (
+        &["parallel.degrees=true"],
+        "--set: `parallel.degrees` must be a number, or runs such as \"2*3 1*4 2*3\", not true",
+        "`parallel.degrees` is over how many of these ranks each block is cut, its TMP degree: one for all blocks, or runs of \
+         blocks over embed, attn.0, mlp.0, …, head; over all ranks where it is empty; for example \
+         `degrees = \"2*3 1*4 2*3\"`",
+    ),
+    (
+        &["parallel.tensor=4", "parallel.degrees=4*1 2*2 4*1"],
+        "--set: degree 4 of `parallel.degrees` does not divide `model.heads` = 6",
+        "degrees that fit this model: 1, 2, 3, 6",
+    ),
+    (
+        &["parallel.tensor=2", "parallel.degrees=3"],
+        "--set: degree 3 of `parallel.degrees` does not divide `parallel.tensor` = 2",
+        "degrees that do: 1, 2",
+    ),
+    (
+        &["parallel.tensor=6", "parallel.degrees=3*2 2*1 3*1", "train.batch=12"],
+        "--set: `parallel.degrees` gives the neighbouring blocks attn.0 and mlp.0 the degrees 3 and 2, of which neither \
+         divides the other",
+        "degrees that could stand next to both: 1, 6",
+    ),
+    (
+        &["parallel.tensor=2", "parallel.degrees=2*3 1*1"],
+        "--set: `parallel.degrees` gives the embedding degree 2 and the head degree 1",
+        "both have the same, since they may share a table: begin with \"1*1\", or end with \"2*1\"",
+    ),
+    (
+        &["parallel.tensor=2", "parallel.degrees=2*1 1*2 2*1", "train.batch=5"],
+        "--set: a micro-batch of 5 sequences cannot be shared equally by the 2 replicas of a block",
+        "a batch of 4 or 6, or degrees with which this one can be shared: 2",
+    ),
+    (
+        &["parallel.tensor=2", "parallel.degrees=1", "schedule.sub_batches=3"],
+        "--set: `schedule.sub_batches` = 3 is more than the sequences of a micro-batch on each of 2 replicas of a block, 2",
+        "at most 2 sub-batches, or a batch of at least 6",
     ),
     (
         &["schedule.micro_batches=3"],
@@ -60,6 +113,22 @@ const BAD_VALUES: &[(&[&str], &str, &str)] = &[
     (
         &["schedule.name=domino", "schedule.keep=input"],
         "--set: `schedule.keep` = \"input\" is not possible: domino always keeps \"all\"",
+        "leave `schedule.keep` out, or choose another schedule than domino",
+    ),
+    (
+        &["schedule.keep=inputs"],
+        "--set: `schedule.keep` must be one of \"schedule\", \"input\", \"selective\", \"all\", or runs such as \
+         \"input*6 all*2\", not \"inputs\"",
+        "did you mean \"input\"?",
+    ),
+    (
+        &["schedule.keep=input*1 all*3"],
+        "--set: `schedule.keep` = \"input*1 all*3\": the runs cover more than the 2 blocks of the layers",
+        "give runs over attn.0, mlp.0, attn.1, …, such as \"input*1 all*1\", or one word for all",
+    ),
+    (
+        &["schedule.name=domino", "schedule.keep=all*1 input*1"],
+        "--set: `schedule.keep` = \"all*1 input*1\" is not possible: domino always keeps \"all\"",
         "leave `schedule.keep` out, or choose another schedule than domino",
     ),
     (

@@ -143,6 +143,121 @@ fn a_profile_measures_what_is_asked_for() {
     }
 }
 
+/// Layouts of four blocks over two ranks, and of both over four.
+#[test]
+fn layouts_are_compared_and_predicted() {
+    let folder = folder();
+    let mixed = "oases degrees=2*1+1*2+2*1";
+    let schedules =
+        format!("megatron,oases,{mixed},oases degrees=1,oases keep=input*1+all*1,{mixed} keep=all*1+input*1");
+    for more in [&[][..], &["--timed"]] {
+        let arguments = [
+            "bench",
+            "bench.toml",
+            "--schedule",
+            &schedules,
+            "--set",
+            "train.batch=8",
+            "--link",
+            "1 Gbit/s",
+            "--format",
+            "json",
+        ];
+        let report = json(&folder, &[&arguments[..], more].concat());
+        let rows = report["rows"].as_array().unwrap();
+        assert_eq!(rows.len(), 6);
+        for row in rows {
+            for key in ["predicted_step_ms", "bound_ms"] {
+                assert!(row[key].as_f64().is_some_and(|value| value > 0.0), "{key} in {row}");
+            }
+        }
+        if more.is_empty() {
+            let losses: Vec<f64> = rows.iter().map(|row| row["loss"].as_f64().unwrap()).collect();
+            assert!((losses[0] - 256_f64.ln()).abs() < 1.0, "{losses:?}");
+            assert!(losses.iter().all(|loss| (loss - losses[0]).abs() <= 2e-5), "{losses:?}");
+            assert_eq!((losses[1], losses[2]), (losses[4], losses[5]), "what is kept changes no bit");
+        }
+    }
+    let report = json(
+        &folder,
+        &[
+            "bench",
+            "bench.toml",
+            "--set",
+            "parallel.tensor=4",
+            "--set",
+            "parallel.degrees=2",
+            "--set",
+            "train.batch=16",
+            "--schedule",
+            "oases,domino degrees=2*1+1*2+2*1,oases degrees=1",
+            "--ratio",
+            "1",
+            "--rounds",
+            "1",
+            "--format",
+            "json",
+        ],
+    );
+    // Two ranks all-reduce what a rank has of a micro-batch of eight sequences: four, of 8 tokens and 24 features. Between two
+    // ranks all of it is carried once.
+    let link = &report["links"][0];
+    let bandwidth = link["bandwidth"].as_str().unwrap().strip_suffix(" Gbit/s").unwrap();
+    let bytes = link["all_reduce_ms"].as_f64().unwrap() * bandwidth.parse::<f64>().unwrap() * 1e6 / 8.0;
+    assert!((bytes / (4.0 * 8.0 * 24.0 * 4.0) - 1.0).abs() < 0.1, "{bytes} B in {link}");
+    assert!(report["rows"].as_array().unwrap().iter().all(|row| row["predicted_step_ms"].is_number()));
+}
+
+/// Whatever the layout, schedule and sub-batches, everything that a prediction asks for was measured.
+#[test]
+fn a_profile_of_degrees_predicts_every_layout_of_them() {
+    let folder = folder();
+    let batch = ["--set", "train.batch=12"];
+    let profile = ["profile", "bench.toml", "--tensor", "1,2", "--rounds", "1", "-o", "p.toml"];
+    let outcome = folder.oases(&[&profile[..], &batch].concat());
+    assert_eq!(outcome.code, 0, "{}", outcome.stderr);
+    for degrees in ["2", "1", "2*1+1*2+2*1", "1*1+2*2+1*1", "2*2+1*1+2*1", "1*2+2*1+1*1"] {
+        let schedules = format!("all degrees={degrees},all degrees={degrees} sub_batches=1");
+        let arguments =
+            ["simulate", "bench.toml", "--profile", "p.toml", "--schedule", &schedules, "--format", "json"];
+        let prediction = json(&folder, &[&arguments[..], &batch].concat());
+        assert_eq!(prediction["rows"].as_array().unwrap().len(), 20, "{degrees}");
+    }
+    let profile: toml::Table = fs::read_to_string(folder.path().join("p.toml")).unwrap().parse().unwrap();
+    assert_eq!(profile["profile"]["tensor"].as_integer(), Some(2));
+    let of = |operation: &str, degree: i64| {
+        let compute = profile["compute"].as_array().unwrap().iter();
+        let found = compute.filter(|entry| {
+            entry["operation"].as_str() == Some(operation) && entry["tensor"].as_integer() == Some(degree)
+        });
+        found.map(|entry| entry["sequences"].as_integer().unwrap()).collect::<Vec<_>>()
+    };
+    // Two micro-batches of six sequences: whole, in halves, or four and two where two replicas share them.
+    assert_eq!(of("forward attn", 2), [2, 3, 4, 6]);
+    assert_eq!(of("forward attn", 1), [1, 2, 3]);
+    assert_eq!((of("reshard forward", 2), of("reshard backward", 1)), (vec![2, 4, 6], vec![1, 2, 3]));
+    assert_eq!((of("step", 1), of("norm", 2)), (vec![0], vec![0]));
+    folder.refuses(
+        &["profile", "bench.toml", "--tensor", "1,4"],
+        "error: TMP degree 4 does not divide the group of 2 ranks, `parallel.tensor`\n\n\
+         hint: degrees that do: 1, 2; all are measured inside one group, with all of its ranks running\n",
+    );
+    folder.refuses(
+        &["profile", "bench.toml", "--tensor", "1,2", "--set", "train.batch=6"],
+        "error: 2 replicas of a block, at TMP degree 1 in a group of 2, cannot share a micro-batch of 3 sequences equally\n\n\
+         hint: choose another batch, or say by `--sequences` how many of them a rank works on\n",
+    );
+}
+
+#[test]
+fn a_link_by_its_ratio_needs_an_all_reduce() {
+    folder().refuses(
+        &["bench", "bench.toml", "--set", "parallel.degrees=1", "--set", "train.batch=8"],
+        "error: at TMP degree 1 no block has an all-reduce to compare its forward with\n\n\
+         hint: give links by their speed, such as `--link '1 Gbit/s'`, or a higher degree in `parallel.degrees`\n",
+    );
+}
+
 #[test]
 fn what_cannot_be_compared_is_one_line_and_a_hint() {
     let folder = folder();
@@ -175,12 +290,17 @@ fn what_cannot_be_compared_is_one_line_and_a_hint() {
     refuses(
         &["--schedule", "oases micro_batches=1"],
         "`micro_batches=1` in the schedule `oases micro_batches=1` is not a change of the configuration",
-        "write KEY=VALUE; the keys are sub_batches, keep, pieces, cut",
+        "write KEY=VALUE; the keys are sub_batches, keep, pieces, cut, degrees",
     );
     refuses(
         &["--schedule", "all foo=1"],
         "`foo=1` in the schedule `none foo=1` is not a change of the configuration",
-        "write KEY=VALUE; the keys are sub_batches, keep, pieces, cut",
+        "write KEY=VALUE; the keys are sub_batches, keep, pieces, cut, degrees",
+    );
+    refuses(
+        &["--schedule", "oases degrees=2*1+1*1"],
+        "--set: `parallel.degrees` = \"2*1 1*1\": the degrees cover 2 of the 4 blocks of the chain",
+        "give runs over the 4 blocks embed, attn.0, mlp.0, …, head, such as \"2*1 1*2 2*1\", or one degree for all",
     );
     refuses(
         &["--report", "bench.toml"],

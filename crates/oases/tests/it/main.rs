@@ -10,6 +10,7 @@ mod bad_files;
 mod bench;
 mod command_line;
 mod output;
+mod plan;
 mod reproduce;
 mod runs;
 mod simulate;

@@ -157,11 +157,74 @@ fn an_interrupted_run_goes_on_as_if_it_had_not_been() {
         assert_eq!(outcome.code, 0, "{}", outcome.stderr);
         let losses = column(&metrics(&folder, "fresh"), "loss");
         assert_eq!(losses.len(), 12);
-        for (found, expected) in losses.iter().zip(&whole) {
-            assert!((found / expected - 1.0).abs() <= 2e-5, "{tensor}: {found} instead of {expected}");
-        }
+        assert_near(&losses, &whole, tensor);
         fs::remove_dir_all(fresh).unwrap();
     }
+}
+
+/// Losses of another layout: sums are taken in another order.
+fn assert_near(found: &[f64], expected: &[f64], what: &str) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    for (found, expected) in found.iter().zip(expected) {
+        assert!((found / expected - 1.0).abs() <= 2e-5, "{what}: {found} instead of {expected}");
+    }
+}
+
+fn validation_losses(lines: &[Value]) -> Vec<f64> {
+    lines.iter().filter_map(|line| line.get("val_loss")?.as_f64()).collect()
+}
+
+/// Every kind of border and of replica that two and four ranks allow.
+#[test]
+fn mixed_degrees_train_as_one_degree_does_and_resume_each_other() {
+    let folder = folder();
+    let run = |dir: &str, more: &[&str], fault: Option<&str>| {
+        let dir = format!("run.dir={dir}");
+        let common = ["--set", "train.batch=8", "--set", &dir];
+        let mut command = folder.command(&[&["train", "config.toml"], &common[..], more].concat());
+        let output = fault.into_iter().fold(&mut command, |command, fault| command.env("OASES_FAULT", fault));
+        let output = output.output().unwrap();
+        assert_eq!(output.status.success(), fault.is_none(), "{}", String::from_utf8_lossy(&output.stderr));
+    };
+    run("uniform", &[], None);
+    let uniform = metrics(&folder, "uniform");
+    assert_eq!(validation_losses(&uniform).len(), 3);
+    let layouts = [
+        ("two", &["--set", "parallel.degrees=2*2 1*2 2*2"][..]),
+        ("replicas", &["--set", "parallel.degrees=1"]),
+        ("four", &["--set", "parallel.tensor=4", "--set", "parallel.degrees=2*1 4*1 1*2 2*2"]),
+    ];
+    for (name, layout) in layouts {
+        run(name, layout, None);
+        let lines = metrics(&folder, name);
+        assert_near(&column(&lines, "loss"), &column(&uniform, "loss"), name);
+        assert_near(&column(&lines, "grad_norm"), &column(&uniform, "grad_norm"), name);
+        assert_near(&validation_losses(&lines), &validation_losses(&uniform), name);
+        let summary = fs::read_to_string(folder.path().join(name).join("summary.json")).unwrap();
+        let summary: Value = serde_json::from_str(&summary).unwrap();
+        assert_eq!(summary["arena_bytes_planned"], summary["arena_bytes_used"], "{name}");
+    }
+    let (_, four) = layouts[2];
+    for (dir, before, after) in [("there", four, &[][..]), ("back", &[], four)] {
+        run(dir, before, Some("panic:1:10"));
+        assert_eq!(metrics(&folder, dir).len(), 9);
+        run(dir, &[&["--resume"], after].concat(), None);
+        let lines = metrics(&folder, dir);
+        assert_near(&column(&lines, "loss"), &column(&uniform, "loss"), dir);
+        assert_near(&validation_losses(&lines), &validation_losses(&uniform), dir);
+    }
+}
+
+#[test]
+fn blocks_can_keep_different_things() {
+    let folder = folder();
+    let losses = ["input", "input*2 all*2", "selective*1 all*1 input*2"].map(|keep| {
+        let (keep, dir) =
+            (format!("schedule.keep={keep}"), format!("run.dir={}", keep.replace(['*', ' '], "-")));
+        assert_eq!(train(&folder, &["--set", &keep, "--set", &dir, "--set", "train.steps=3"]).code, 0);
+        column(&metrics(&folder, dir.strip_prefix("run.dir=").unwrap()), "loss")
+    });
+    assert!(losses.iter().all(|run| *run == losses[0]), "{losses:?}");
 }
 
 fn copy(from: &std::path::Path, to: &std::path::Path) {
@@ -301,6 +364,30 @@ fn explain_counts_all_reduces() {
         let text = folder.oases(&["explain", "config.toml", "--set", &name]).stdout;
         assert!(text.contains(&format!(";   {per_layer} all-reduces per layer and sub-batch: ")), "{text}");
     }
+}
+
+#[test]
+fn explain_shows_degrees_and_what_happens_between_them() {
+    let folder = folder();
+    let sets = ["--set", "parallel.degrees=2*2 1*2 2*2", "--set", "train.batch=4"];
+    let arguments = [&["explain", "config.toml"], &sets[..]].concat();
+    let text = folder.oases(&arguments).stdout;
+    for line in [
+        "; TMP degrees in a group of 2 ranks",
+        ";    2   embed to attn.0      2 blocks",
+        ";    1   mlp.0 to attn.1      2 blocks, each 2 times",
+        ";    2   mlp.1 to head        2 blocks",
+        ";   before mlp.0, 2 to 1: forward slices sequences, backward gathers them",
+        ";   before mlp.1, 1 to 2: forward gathers sequences, backward slices them",
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+    }
+    let json = folder.oases(&[&arguments[..], &["--format", "json"]].concat()).stdout;
+    let value: Value = serde_json::from_str(&json).unwrap();
+    // Each border gathers once in forward or in backward, for each of two sub-batches; two blocks have replicas.
+    assert_eq!(value["collectives"]["at_borders"], 4);
+    assert_eq!(value["collectives"]["of_replicas"], 2);
+    assert_eq!(value["degrees"][1]["replicas"], 2);
 }
 
 #[test]

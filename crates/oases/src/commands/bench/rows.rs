@@ -2,7 +2,7 @@
 
 use oases_exec::comm::Link;
 use oases_plan::Timeline;
-use oases_schedule::{Keep, Plan, Schedule};
+use oases_schedule::{Keep, Keeps, Layout, Plan, Schedule};
 use oases_train::metrics::median;
 use oases_train::trial::Sample;
 
@@ -14,8 +14,8 @@ use crate::report::bench::{BASELINE, BenchReport, Row};
 pub struct Cell<'a> {
     pub schedule: &'a Schedule,
     pub samples: &'a [Sample],
-    pub plan: Plan,
-    pub predicted: Option<Timeline>,
+    pub plan: &'a Plan,
+    pub predicted: Option<&'a Timeline>,
     pub link: Link,
 }
 
@@ -40,7 +40,7 @@ impl Cell<'_> {
 
     /// A step of all ranks.
     pub fn measured<'a>(&'a self, sample: &'a Sample) -> MeasuredStep<'a> {
-        let (plan, timings) = (&self.plan, &sample.timings[..]);
+        let (plan, timings) = (self.plan, &sample.timings[..]);
         MeasuredStep { schedule: self.schedule, plan, link: Some(self.link), timings }
     }
 
@@ -52,31 +52,31 @@ impl Cell<'_> {
     }
 }
 
-/// What a recipe's forwards keep: schedules that keep the same have the same work to do.
-fn kept(recipe: &Recipe) -> Keep {
-    recipe.variant.keeps_always().or(recipe.request.keep.kinds().first().copied()).unwrap_or(Keep::Input)
+/// What a recipe's forwards keep, and at which TMP degrees: schedules that agree in both have the same work to do.
+fn work_of(recipe: &Recipe) -> (Keeps, &Layout) {
+    let keeps = match (recipe.variant.keeps_always(), &recipe.request.keep) {
+        (Some(always), _) => Keeps::Same(always),
+        (None, Keeps::AsScheduled) => Keeps::Same(Keep::Input),
+        (None, asked) => asked.clone(),
+    };
+    (keeps, &recipe.request.layout)
 }
 
 /// The rows of one link.
 pub fn rows(cells: &[Cell<'_>], recipes: &[Recipe], label: &str, comm_ratio: Option<f64>) -> Vec<Row> {
-    let keeps: Vec<Keep> = cells
-        .iter()
-        .map(|cell| {
-            recipes.iter().find(|recipe| recipe.label == cell.schedule.name).map_or(Keep::Input, kept)
-        })
-        .collect();
+    let recipe = |cell: &Cell<'_>| recipes.iter().find(|recipe| recipe.label == cell.schedule.name);
+    let kinds: Vec<Option<(Keeps, &Layout)>> = cells.iter().map(|cell| recipe(cell).map(work_of)).collect();
     let baseline = cells.iter().find(|cell| cell.schedule.name.split(' ').next() == Some(BASELINE));
-    let predicted_ms =
-        |cell: &Cell<'_>| cell.predicted.as_ref().map(|predicted| predicted.step.milliseconds());
+    let predicted_ms = |cell: &Cell<'_>| cell.predicted.map(|predicted| predicted.step.milliseconds());
     let work: Vec<[f64; 2]> = cells.iter().map(|cell| [cell.compute_ms(), cell.communication_ms()]).collect();
-    let least = |keep: Keep, stream: usize| {
-        let alike = work.iter().zip(&keeps).filter(|(_, kept)| **kept == keep);
+    let least = |kind: &Option<(Keeps, &Layout)>, stream: usize| {
+        let alike = work.iter().zip(&kinds).filter(|(_, other)| *other == kind);
         alike.map(|(work, _)| work[stream]).fold(f64::INFINITY, f64::min)
     };
-    let row = |(cell, &keep): (&Cell<'_>, &Keep)| {
+    let row = |(cell, kind): (&Cell<'_>, &Option<(Keeps, &Layout)>)| {
         let step_ms = cell.step_ms();
         let steps = cell.samples.iter().map(|sample| sample.step_ns as f64 / 1e6);
-        let bound_ms = least(keep, 0).max(least(keep, 1));
+        let bound_ms = least(kind, 0).max(least(kind, 1));
         let predicted_step_ms = predicted_ms(cell);
         Row {
             schedule: cell.schedule.name.clone(),
@@ -94,28 +94,32 @@ pub fn rows(cells: &[Cell<'_>], recipes: &[Recipe], label: &str, comm_ratio: Opt
             bound_ms: Some(bound_ms),
             bound_ratio: Some(step_ms / bound_ms),
             exposed_comm_ms: cell.median_ms(|sample| sample.exposed_ns(cell.schedule)),
-            predicted_exposed_comm_ms: cell
-                .predicted
-                .as_ref()
-                .map(|predicted| predicted.exposed.milliseconds()),
+            predicted_exposed_comm_ms: cell.predicted.map(|predicted| predicted.exposed.milliseconds()),
             utilisation: cell.compute_ms() / step_ms,
             arena_bytes: cell.plan.bytes.0,
             loss: cell.samples.last().map_or(f64::NAN, |sample| sample.loss),
             rounds: cell.samples.len(),
         }
     };
-    cells.iter().zip(&keeps).map(row).collect()
+    cells.iter().zip(&kinds).map(row).collect()
 }
 
-/// Schedules with equal sub-batches that do not give the same loss, to the bit.
+/// By how much losses may differ where sums are taken in another order.
+const ROUNDING: f64 = 2e-5;
+
+/// Schedules that do not give the same loss: to the bit where sub-batches and TMP degrees are equal, but for rounding where
+/// they are not.
 pub fn disagreement(recipes: &[Recipe], rows: &[Row]) -> Option<String> {
-    let sub_batches = |row: &Row| {
-        recipes.iter().find(|recipe| recipe.label == row.schedule).map(|recipe| recipe.request.sub_batches)
+    let sums = |row: &Row| {
+        let recipe = recipes.iter().find(|recipe| recipe.label == row.schedule);
+        recipe.map(|recipe| (recipe.request.sub_batches, &recipe.request.layout))
+    };
+    let agree = |row: &Row, other: &Row| {
+        row.loss.to_bits() == other.loss.to_bits()
+            || sums(row) != sums(other) && (row.loss - other.loss).abs() <= ROUNDING
     };
     rows.iter().enumerate().find_map(|(index, row)| {
-        let other = rows[..index].iter().find(|other| {
-            sub_batches(other) == sub_batches(row) && other.loss.to_bits() != row.loss.to_bits()
-        })?;
+        let other = rows[..index].iter().find(|other| !agree(row, other))?;
         Some(format!(
             "{} and {} give the losses {} and {}",
             other.schedule, row.schedule, other.loss, row.loss
@@ -139,4 +143,59 @@ pub fn not_overlapped(report: &BenchReport) -> Vec<String> {
         })
     };
     report.rows.iter().filter_map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use oases_schedule::{Request, Variant};
+
+    fn recipe(label: &str, degrees: [u32; 4], sub_batches: u32) -> Recipe {
+        let request =
+            Request { layout: Layout::new(2, degrees.to_vec()), sub_batches, ..Request::new(1, 2, 4) };
+        Recipe { label: label.to_owned(), variant: Variant::find("oases").unwrap(), request }
+    }
+
+    fn row(label: &str, loss: f64) -> Row {
+        Row { schedule: label.to_owned(), loss, ..Row::default() }
+    }
+
+    #[test]
+    fn losses_agree_to_the_bit_or_but_for_rounding() {
+        let recipes = [
+            recipe("uniform", [2; 4], 2),
+            recipe("again", [2; 4], 2),
+            recipe("mixed", [2, 1, 1, 2], 2),
+            recipe("whole", [2; 4], 1),
+        ];
+        let first = row("uniform", 5.0);
+        let found = |other: Row| disagreement(&recipes, &[first.clone(), other]);
+        assert_eq!(found(row("again", 5.0)), None);
+        assert_eq!(
+            found(row("again", 5.000_001)).as_deref(),
+            Some("uniform and again give the losses 5 and 5.000001")
+        );
+        for label in ["mixed", "whole"] {
+            assert_eq!(found(row(label, 5.000_019)), None, "{label}");
+            assert!(found(row(label, 5.000_021)).is_some(), "{label}");
+            assert!(found(row(label, f64::NAN)).is_some(), "{label}");
+        }
+        // Where nothing is computed there is no loss, whatever stands in its place.
+        assert_eq!(disagreement(&recipes, &[row("uniform", 0.0), row("mixed", 0.0)]), None);
+    }
+
+    #[test]
+    fn only_what_keeps_the_same_at_the_same_degrees_has_the_same_work() {
+        let kept = |label: &str, keep: Keeps| {
+            let mut recipe = recipe(label, [2; 4], 2);
+            recipe.request.keep = keep;
+            recipe
+        };
+        let (usual, mixed) = (kept("a", Keeps::AsScheduled), recipe("b", [2, 1, 1, 2], 2));
+        assert_eq!(work_of(&usual), work_of(&kept("c", Keeps::Same(Keep::Input))));
+        assert_ne!(work_of(&usual), work_of(&kept("d", Keeps::Blocks(vec![Keep::Input, Keep::All]))));
+        assert_ne!(work_of(&usual), work_of(&mixed));
+        let always = Recipe { variant: Variant::find("domino").unwrap(), ..usual };
+        assert_eq!(work_of(&always), work_of(&kept("e", Keeps::Same(Keep::All))));
+    }
 }

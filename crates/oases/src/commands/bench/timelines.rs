@@ -16,7 +16,7 @@ pub fn pair(cell: &Cell<'_>, label: &str) -> TimelinePair {
         schedule: cell.schedule.name.clone(),
         link: label.to_owned(),
         measured: typical.map(|sample| measured(cell, sample)),
-        predicted: cell.predicted.as_ref().map(|predicted| simulated(cell.schedule, predicted)),
+        predicted: cell.predicted.map(|predicted| simulated(cell.schedule, predicted)),
     }
 }
 
@@ -44,7 +44,7 @@ fn measured(cell: &Cell<'_>, sample: &Sample) -> Timeline {
         })
         .collect();
     spans.extend(
-        cell.measured(sample).on_link().into_iter().map(|run| {
+        cell.measured(sample).on_link().swap_remove(0).into_iter().map(|run| {
             on_link(&cell.schedule.instructions[run.start], since(run.begin_ns), since(run.end_ns))
         }),
     );

@@ -1,7 +1,7 @@
 //! The rows of a report by schedule and link, with the order in which both are shown, and the bounds that schedules share.
 
-use super::numbers::short;
 use super::{BASELINE, BenchReport, LinkRow, Row};
+use crate::report::numbers::short;
 
 /// Bounds that differ by less on every link are the same bound, measured twice.
 const SAME_BOUND: f64 = 0.015;

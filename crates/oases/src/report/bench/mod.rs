@@ -2,7 +2,6 @@
 
 mod cells;
 mod html;
-mod numbers;
 mod text;
 
 #[cfg(test)]

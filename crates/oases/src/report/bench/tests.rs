@@ -1,9 +1,9 @@
 //! Reports as a whole: the page is well-formed and says what the rows say, the table fits a terminal, the JSON has its keys.
 
 use super::cells::Cells;
-use super::numbers::{bytes, fixed, loss};
 use super::sample::{RATIOS, SCHEDULES, fill_speedups, report, report_of};
 use super::*;
+use crate::report::numbers::{bytes, fixed, loss};
 
 fn named(schedules: &[&str]) -> Vec<(String, String)> {
     schedules.iter().map(|name| (name.to_string(), format!("what {name} does"))).collect()
@@ -302,6 +302,15 @@ fn the_table_for_terminals_fits_and_aligns() {
     assert_eq!(of_schedules.len(), RATIOS.len() * SCHEDULES.len());
     assert!(of_schedules.iter().all(|line| line.len() == of_schedules[0].len()));
     assert!(text.contains("predicted against measured step times, 30 cells: Spearman 0.9"));
+}
+
+#[test]
+fn layouts_that_begin_alike_are_told_in_full() {
+    let names = ["megatron", "oases degrees=2*3+1*4+2*3", "oases degrees=2*3+1*2+2*5"];
+    let text = report_of(&named(&names), &[1.0]).to_string();
+    for (name, cut) in names.iter().zip([false, true, true]) {
+        assert_eq!(text.lines().any(|line| line == format!("  {name}")), cut, "{name}");
+    }
 }
 
 #[test]

@@ -3,8 +3,10 @@
 use std::fmt;
 
 use super::cells::{Cells, Link};
-use super::numbers::{bytes, decimals_for, fixed, fixed_or_missing, loss, percent, signed_percent};
 use super::{BenchReport, Row};
+use crate::report::numbers::{
+    MISSING, bytes, decimals_for, fixed, fixed_or_missing, loss, percent, signed_percent,
+};
 use crate::report::statistics::relative_error;
 
 /// Names of schedules are cut behind so many characters.
@@ -48,8 +50,20 @@ impl fmt::Display for BenchReport {
             }
             writeln!(f)?;
         }
+        write_whole_names(f, &cells)?;
         write_end(f, &cells)
     }
+}
+
+/// The names that the table has cut, in its order: layouts often differ only in what was cut.
+fn write_whole_names(f: &mut fmt::Formatter<'_>, cells: &Cells<'_>) -> fmt::Result {
+    let mut cut = cells.schedules.iter().filter(|name| shortened(name) != **name).peekable();
+    if cut.peek().is_some() {
+        writeln!(f, "schedules whose names are cut, in the order of the table:")?;
+        cut.try_for_each(|name| writeln!(f, "  {name}"))?;
+        writeln!(f)?;
+    }
+    Ok(())
 }
 
 /// Decimals that show three digits of the shortest step; the same for all times of a report, so that they align.
@@ -79,7 +93,7 @@ fn columns(row: &Row, decimals: usize) -> [String; 11] {
         shortened(&row.schedule),
         fixed(row.step_ms, decimals),
         fixed_or_missing(row.predicted_step_ms, decimals),
-        error.map_or_else(|| super::numbers::MISSING.to_owned(), signed_percent),
+        error.map_or_else(|| MISSING.to_owned(), signed_percent),
         fixed_or_missing(row.speedup, 2),
         fixed_or_missing(row.bound_ratio, 2),
         fixed(row.exposed_comm_ms, decimals),
@@ -93,7 +107,7 @@ fn columns(row: &Row, decimals: usize) -> [String; 11] {
 
 /// The characters that every terminal has.
 fn plain(text: &str) -> String {
-    text.replace('\u{202f}', " ").replace('−', "-").replace(super::numbers::MISSING, "-")
+    text.replace('\u{202f}', " ").replace('−', "-").replace(MISSING, "-")
 }
 
 fn shortened(name: &str) -> String {

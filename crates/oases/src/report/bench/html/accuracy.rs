@@ -2,19 +2,17 @@
 
 use std::fmt::Display;
 
-use super::Figures;
-use super::markup::Markup;
-use super::plot::{Axis, Frame, Percent, Pixels};
-use super::series::{Series, line};
+use super::series::Series;
 use super::speedup::details;
 use super::{name_margin, short_name};
 use crate::report::bench::Row;
 use crate::report::bench::cells::Cells;
-use crate::report::bench::numbers::{fixed, percent, short};
-use crate::report::statistics::{Prediction, relative_error};
-
-/// The error that a prediction should stay within.
-const BAND: f64 = 0.05;
+use crate::report::html::Figures;
+use crate::report::html::markup::Markup;
+use crate::report::html::plot::{Axis, Frame, Percent, Pixels, line};
+use crate::report::html::scatter::{BAND, scatter};
+use crate::report::numbers::short;
+use crate::report::statistics::relative_error;
 
 /// A row with both step times.
 struct Point<'a> {
@@ -40,69 +38,15 @@ pub fn write(markup: &mut Markup, cells: &Cells<'_>, figures: &mut Figures) {
                    the prediction is too slow.";
     figures.write(markup, caption, |markup| {
         markup.within("div", &[("class", &"pair")], |markup| {
-            markup.within("div", &[], |markup| scatter(markup, cells, &points, &prediction));
+            markup.within("div", &[], |markup| {
+                let places = points.iter().map(|point| [point.row.step_ms, point.predicted_ms]);
+                let places: Vec<[f64; 2]> = places.collect();
+                scatter(markup, &places, "cells", &prediction, |markup, index, place| {
+                    mark(markup, cells, &points[index], place);
+                });
+            });
             markup.within("div", &[], |markup| errors(markup, cells, &points));
         });
-    });
-}
-
-fn scatter(markup: &mut Markup, cells: &Cells<'_>, points: &[Point<'_>], prediction: &Prediction) {
-    let values = || points.iter().flat_map(|point| [point.row.step_ms, point.predicted_ms]);
-    let low = values().fold(f64::INFINITY, f64::min);
-    let high = values().fold(0.0, f64::max);
-    let axis = Axis::rounded(if low < 0.4 * high { 0.0 } else { low * 0.95 }, high * 1.03, 5);
-    let frame = Frame { left: 46.0, right: 14.0, top: 34.0, bottom: 42.0, height: 320.0 };
-    let statistics = statistics(prediction);
-    frame.draw(
-        markup,
-        &format!("Predicted against measured step times. {}.", statistics.join(", ")),
-        |markup| {
-            band(markup, &axis, frame.height);
-            frame.left_axis(markup, &axis, "predicted step, ms");
-            frame.bottom_axis(markup, &axis, "measured step, ms");
-            line(markup, "one", (Percent(0.0), Pixels(frame.height)), (Percent(100.0), Pixels(0.0)));
-            for (index, text) in statistics.iter().enumerate() {
-                let y = Pixels(18.0 + 17.0 * index as f64);
-                markup.element("text", &[("x", &12), ("y", &y)], text);
-            }
-            for point in points {
-                let place = (axis.across(point.row.step_ms), axis.down(point.predicted_ms, frame.height));
-                mark(markup, cells, point, place);
-            }
-        },
-    );
-}
-
-fn statistics(prediction: &Prediction) -> Vec<String> {
-    let mut lines = vec![format!("{} cells", prediction.cells)];
-    lines.extend(prediction.spearman.map(|spearman| format!("Spearman {}", fixed(spearman, 3))));
-    lines.push(format!("median error {}", percent(prediction.median_error)));
-    lines.push(format!("worst error {}", percent(prediction.worst_error)));
-    lines
-}
-
-/// The area within 5 % of the diagonal; drawn in a square that is then stretched to the frame.
-fn band(markup: &mut Markup, axis: &Axis, height: f64) {
-    let ends = [axis.ticks.first(), axis.ticks.last()].map(|tick| tick.copied().unwrap_or(0.0));
-    let point = |measured: f64, factor: f64| {
-        format!(
-            "{} {}",
-            Pixels(100.0 * axis.share(measured)),
-            Pixels(100.0 - 100.0 * axis.share(measured * factor))
-        )
-    };
-    let corners =
-        [(ends[0], 1.0 + BAND), (ends[1], 1.0 + BAND), (ends[1], 1.0 - BAND), (ends[0], 1.0 - BAND)];
-    let path: Vec<String> = corners.iter().map(|(measured, factor)| point(*measured, *factor)).collect();
-    let attributes: [(&str, &dyn Display); 5] = [
-        ("viewBox", &"0 0 100 100"),
-        ("preserveAspectRatio", &"none"),
-        ("width", &"100%"),
-        ("height", &Pixels(height)),
-        ("style", &"overflow:hidden"),
-    ];
-    markup.within("svg", &attributes, |markup| {
-        markup.leaf("path", &[("class", &"band"), ("d", &format!("M{}z", path.join("L")))]);
     });
 }
 

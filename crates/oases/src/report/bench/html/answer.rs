@@ -1,10 +1,10 @@
 //! The answer in words: which schedule is fastest on which link, by how much, how far from the bound, and whether that was
 //! foreseen.
 
-use super::markup::{Markup, plain_name};
 use crate::report::bench::cells::Cells;
-use crate::report::bench::numbers::{fixed, percent};
 use crate::report::bench::{BASELINE, Row};
+use crate::report::html::markup::{Markup, plain_name};
+use crate::report::numbers::{fixed, percent};
 
 /// Steps that differ by less are called equally fast.
 const EQUALLY_FAST: f64 = 0.01;

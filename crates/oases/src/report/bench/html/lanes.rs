@@ -4,14 +4,14 @@
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
 
-use super::Figures;
-use super::markup::{Markup, plain_name};
-use super::plot::{Axis, Frame, Percent, Pixels};
 use super::series::{KeyMark, key};
 use super::windows::{self, Stretch};
 use crate::report::bench::cells::Cells;
-use crate::report::bench::numbers::{milliseconds, significant};
 use crate::report::bench::{Span, SpanKind, Timeline, TimelinePair, Track};
+use crate::report::html::Figures;
+use crate::report::html::markup::{Markup, plain_name};
+use crate::report::html::plot::{Axis, Frame, Percent, Pixels};
+use crate::report::numbers::{milliseconds, significant};
 
 /// Heights of a timeline, in pixels.
 struct Size {

@@ -2,14 +2,13 @@
 
 use std::fmt::Display;
 
-use super::Figures;
-use super::markup::Markup;
-use super::plot::{Axis, Frame, Percent, Pixels};
-use super::series::line;
 use super::{name_margin, short_name};
 use crate::report::bench::cells::Cells;
-use crate::report::bench::numbers::{bytes, times};
 use crate::report::bench::{BASELINE, Row};
+use crate::report::html::Figures;
+use crate::report::html::markup::Markup;
+use crate::report::html::plot::{Axis, Frame, Percent, Pixels, line};
+use crate::report::numbers::{bytes, times};
 
 const LINE: f64 = 24.0;
 

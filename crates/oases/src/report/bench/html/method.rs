@@ -1,8 +1,8 @@
 //! How it was measured, so that somebody else can do it again, and what the words mean.
 
-use super::markup::Markup;
 use crate::report::bench::cells::Cells;
-use crate::report::bench::numbers::{fixed, loss, milliseconds};
+use crate::report::html::markup::Markup;
+use crate::report::numbers::{fixed, loss, milliseconds};
 
 /// Writes the section.
 pub fn write(markup: &mut Markup, cells: &Cells<'_>) {

@@ -6,10 +6,8 @@
 mod accuracy;
 mod answer;
 mod lanes;
-mod markup;
 mod memory;
 mod method;
-mod plot;
 mod series;
 mod speedup;
 mod steps;
@@ -17,32 +15,12 @@ mod table;
 mod windows;
 
 use super::cells::Cells;
-use markup::Markup;
+use crate::report::html::markup::Markup;
+use crate::report::html::{Figures, document};
 
 /// The whole document.
 pub fn page(cells: &Cells<'_>) -> String {
-    let mut markup = Markup::default();
-    markup.verbatim("<!DOCTYPE html>\n");
-    markup.within("html", &[("lang", &"en")], |markup| {
-        head(markup, cells);
-        markup.within("body", &[], |markup| {
-            markup.within("main", &[], |markup| body(markup, cells));
-            markup.within("script", &[], |markup| markup.verbatim(include_str!("hover.js")));
-        });
-    });
-    markup.line();
-    markup.finish()
-}
-
-fn head(markup: &mut Markup, cells: &Cells<'_>) {
-    markup.within("head", &[], |markup| {
-        markup.leaf("meta", &[("charset", &"utf-8")]);
-        let viewport = "width=device-width, initial-scale=1";
-        markup.leaf("meta", &[("name", &"viewport"), ("content", &viewport)]);
-        markup.element("title", &[], &format!("{}: schedules compared", cells.report.title));
-        markup.within("style", &[], |markup| markup.verbatim(include_str!("style.css")));
-    });
-    markup.line();
+    document(&format!("{}: schedules compared", cells.report.title), |markup| body(markup, cells))
 }
 
 fn body(markup: &mut Markup, cells: &Cells<'_>) {
@@ -59,28 +37,6 @@ fn body(markup: &mut Markup, cells: &Cells<'_>) {
         table::write(markup, cells);
     }
     method::write(markup, cells);
-}
-
-/// Numbers the figures.
-#[derive(Default)]
-struct Figures {
-    shown: usize,
-}
-
-impl Figures {
-    /// A figure with its caption, a sentence in which `*` emphasises.
-    fn write(&mut self, markup: &mut Markup, caption: &str, inside: impl FnOnce(&mut Markup)) {
-        self.shown += 1;
-        let number = self.shown;
-        markup.within("figure", &[], |markup| {
-            inside(markup);
-            markup.within("figcaption", &[], |markup| {
-                markup.element("b", &[], &format!("Figure {number}. "));
-                markup.sentence(caption);
-            });
-        });
-        markup.line();
-    }
 }
 
 /// The margin that names of schedules need beside a figure, in pixels.

@@ -2,10 +2,10 @@
 
 use std::fmt::Display;
 
-use super::markup::Markup;
-use super::plot::{Percent, Pixels};
 use crate::report::bench::BASELINE;
 use crate::report::bench::cells::Cells;
+use crate::report::html::markup::Markup;
+use crate::report::html::plot::{Percent, Pixels, line};
 
 /// Colours of the style sheet; a test holds them apart for people who do not see red or green as well.
 const COLOURS: usize = 8;
@@ -71,13 +71,6 @@ impl Series {
             markup.leaf("path", &[("class", &class), ("d", &path)]);
         });
     }
-}
-
-/// A line between two points of a frame.
-pub fn line(markup: &mut Markup, class: &str, from: (Percent, Pixels), to: (Percent, Pixels)) {
-    let ends: [(&str, &dyn Display); 5] =
-        [("class", &class), ("x1", &from.0), ("y1", &from.1), ("x2", &to.0), ("y2", &to.1)];
-    markup.leaf("line", &ends);
 }
 
 fn polygon(corners: &[(f64, f64)], scale: f64) -> String {
@@ -199,7 +192,7 @@ mod tests {
 
     #[test]
     fn colours_of_schedules_are_told_apart_by_everyone() {
-        let (light, dark) = include_str!("style.css").split_once("@media screen").unwrap();
+        let (light, dark) = include_str!("../../html/style.css").split_once("@media screen").unwrap();
         let names = ["c0", "c1", "c2", "c3", "c4", "c5", "c6", "c7", "base"];
         for (style, eyes) in [light, dark]
             .iter()
@@ -224,7 +217,7 @@ mod tests {
 
     #[test]
     fn passes_differ_in_lightness_whatever_the_sub_batch() {
-        let (light, dark) = include_str!("style.css").split_once("@media screen").unwrap();
+        let (light, dark) = include_str!("../../html/style.css").split_once("@media screen").unwrap();
         for style in [light, dark] {
             let lightness = |name| lab(variable(style, name), &NORMAL)[0];
             assert!(lightness("f1") > lightness("r0") + 8.0);

@@ -2,14 +2,14 @@
 
 use std::fmt::Display;
 
-use super::Figures;
-use super::markup::Markup;
-use super::plot::{Axis, Frame, Percent, Pixels, spread};
-use super::series::{KeyMark, Series, key, line};
+use super::series::{KeyMark, Series, key};
 use super::{name_margin, short_name};
 use crate::report::bench::cells::{Bound, Cells};
-use crate::report::bench::numbers::{fixed, milliseconds, short, times};
 use crate::report::bench::{BASELINE, Row};
+use crate::report::html::Figures;
+use crate::report::html::markup::Markup;
+use crate::report::html::plot::{Axis, Frame, Percent, Pixels, line, spread};
+use crate::report::numbers::{fixed, milliseconds, short, times};
 
 /// Writes the section.
 pub fn write(markup: &mut Markup, cells: &Cells<'_>, figures: &mut Figures) {

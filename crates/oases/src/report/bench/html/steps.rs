@@ -2,15 +2,15 @@
 
 use std::fmt::Display;
 
-use super::Figures;
-use super::markup::Markup;
-use super::plot::{Axis, Frame, Percent, Pixels};
-use super::series::{KeyMark, key, line};
+use super::series::{KeyMark, key};
 use super::speedup::details;
 use super::{name_margin, short_name};
 use crate::report::bench::Row;
 use crate::report::bench::cells::Cells;
-use crate::report::bench::numbers::significant;
+use crate::report::html::Figures;
+use crate::report::html::markup::Markup;
+use crate::report::html::plot::{Axis, Frame, Percent, Pixels, line};
+use crate::report::numbers::significant;
 
 /// Height of a schedule's line, in pixels.
 const LINE: f64 = 27.0;

@@ -1,10 +1,10 @@
 //! Every number of the report.
 
-use super::markup::Markup;
 use crate::report::bench::Row;
 use crate::report::bench::cells::Cells;
-use crate::report::bench::numbers::{MISSING, bytes, fixed, fixed_or_missing, loss, percent, signed_percent};
 use crate::report::bench::text::step_decimals;
+use crate::report::html::markup::Markup;
+use crate::report::numbers::{MISSING, bytes, fixed, fixed_or_missing, loss, percent, signed_percent};
 use crate::report::statistics::relative_error;
 
 const COLUMNS: [(&str, &str); 13] = [

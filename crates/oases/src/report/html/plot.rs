@@ -4,7 +4,7 @@
 use std::fmt::{self, Display};
 
 use super::markup::Markup;
-use crate::report::bench::numbers::fixed;
+use crate::report::numbers::fixed;
 
 /// Values along one direction of a figure.
 #[derive(Clone, Debug, PartialEq)]
@@ -173,6 +173,13 @@ impl Frame {
         let x = Pixels(-self.left);
         markup.element("text", &[("class", &"axis"), ("x", &x), ("y", &-14)], title);
     }
+}
+
+/// A line between two points of a frame.
+pub fn line(markup: &mut Markup, class: &str, from: (Percent, Pixels), to: (Percent, Pixels)) {
+    let ends: [(&str, &dyn Display); 5] =
+        [("class", &class), ("x1", &from.0), ("y1", &from.1), ("x2", &to.0), ("y2", &to.1)];
+    markup.leaf("line", &ends);
 }
 
 /// Moves labels apart so that neighbours are `gap` from each other, between `low` and `high` where they fit; each stays as
