@@ -1,8 +1,8 @@
 //! The planner: the TMP degree, and what is kept, for every block, so that a step is as short as memory allows.
 //!
 //! 1. `times` reads off a schedule of one layer what each kind of block takes at each degree.
-//! 2. `objective` makes node and edge costs of that, `problem` the chain of them, in a budget; a solver answers it to proven
-//!    optimality.
+//! 2. `objective` makes node and edge costs of that, `problem` the chain of them, in a budget; a solver answers it with
+//!    a proof, or with the gap that is left.
 //! 3. `candidate` builds the schedule of each answer, plans its memory to the byte and simulates it. Where the memory of the
 //!    best answer is more than the sum over its blocks had said, the budget is lowered by the difference and the solver is
 //!    asked again.

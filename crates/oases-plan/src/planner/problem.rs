@@ -150,8 +150,8 @@ impl Chain {
                 .collect(),
         };
         let blocks = 2 * self.layers as usize;
-        let stages = (0..=blocks).map(|stage| if stage == 0 { 0 } else { 1 + (stage - 1) % 2 });
-        let links = (0..blocks).map(|stage| if stage == 0 { 0 } else { 1 + (stage - 1) % 2 });
+        let stages: Vec<usize> =
+            (0..=blocks).map(|stage| if stage == 0 { 0 } else { 1 + (stage - 1) % 2 }).collect();
         Problem {
             budgets: budget
                 .map(|budget| Budget { name: "memory of a rank".to_owned(), amount: budget.0 })
@@ -168,8 +168,9 @@ impl Chain {
                 between((&ways, Family::Mlp), (&ways, Family::Attn)),
                 between((&ways, Family::Mlp), (&ends, Family::Head)),
             ],
-            stages: stages.collect(),
-            links: links.collect(),
+            // The transition behind a stage is that of its kind.
+            links: stages[..blocks].to_vec(),
+            stages,
             closing: Some(3),
         }
     }
