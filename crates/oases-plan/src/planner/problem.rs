@@ -64,7 +64,7 @@ impl Chain {
         };
         for &degree in &task.degrees {
             if let Some(reason) = task.refuses(degree) {
-                chain.refused.push(Refused { degree, reason });
+                chain.refused.push(Refused { degree, reason, cause: None });
                 continue;
             }
             let first = chain.ways.len();
@@ -72,7 +72,10 @@ impl Chain {
                 // What was not measured is not possible.
                 match LayerTimes::measure(task, degree, keep) {
                     Ok(times) => chain.ways.push(Way { degree, keep: keep.clone(), times }),
-                    Err(error) => chain.refused.push(Refused { degree, reason: error.to_string() }),
+                    Err(error) => {
+                        let reason = error.to_string();
+                        chain.refused.push(Refused { degree, reason, cause: Some(error) });
+                    }
                 }
             }
             if chain.ways.len() > first {

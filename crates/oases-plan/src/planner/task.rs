@@ -3,6 +3,7 @@
 use oases_schedule::{Bytes, Keeps, Layout, Model, Purpose, Request, Schedule, Statics, Variant, Workspace};
 
 use crate::costs::Costs;
+use crate::error::Error;
 
 /// What is to be planned: a model on a group of ranks, by a schedule, in a budget.
 #[derive(Clone)]
@@ -32,6 +33,8 @@ pub struct Refused {
     pub degree: u32,
     /// Why.
     pub reason: String,
+    /// The cost that is not known, where that is why.
+    pub cause: Option<Error>,
 }
 
 /// A degree that cannot follow another.

@@ -1,5 +1,6 @@
 //! Why there is no plan, and the smallest change with which there is one.
 
+use oases_plan::Error;
 use oases_plan::planner::{Candidate, NoPlan, Refused};
 use oases_schedule::{Bytes, Keeps, Layout, Request, Schedule};
 
@@ -39,10 +40,12 @@ fn no_degree(refused: &[Refused], planner: &Planner<'_>, setting: &Setting) -> U
         true => vec![first.to_owned()],
         false => refused.iter().map(|one| format!("degree {}: {}", one.degree, one.reason)).collect(),
     };
-    let too_many = refused.iter().any(|one| one.reason.contains("does not fit on"));
+    let too_many = refused
+        .iter()
+        .filter_map(|one| one.cause.as_ref())
+        .find(|cause| matches!(cause, Error::TooManyRanks { .. }));
     let hint = match to_measure(planner, setting) {
-        Some(_) if too_many => "lower `parallel.tensor`, or take a machine that joins more ranks".to_owned(),
-        Some(sizes) => sizes,
+        Some(sizes) => too_many.map_or(sizes, |cause| cause.hint().to_owned()),
         None => "raise `train.batch`, or lower `schedule.sub_batches` or `schedule.micro_batches`".to_owned(),
     };
     UserError::new(format!("no TMP degree is possible: {}", reasons.join("; ")), hint)
