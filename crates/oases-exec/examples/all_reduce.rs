@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 use oases_exec::arena::Arena;
 use oases_exec::comm::local::{LocalCommunicator, LocalOptions, group};
-use oases_exec::comm::{Communicator, HostGroup, Link, Operation, Tag};
-use oases_schedule::{Grouping, Span};
+use oases_exec::comm::{Communicator, Group, HostGroup, Link, Operation, Tag};
+use oases_schedule::Span;
 
 const SIZES: [usize; 5] = [4 << 10, 64 << 10, 768 << 10, 2 << 20, 4 << 20];
 
@@ -107,7 +107,12 @@ struct Rank {
 impl Rank {
     fn all_reduce(&mut self, meanwhile: impl FnOnce()) {
         let region = self.arena.lend(self.span);
-        let ticket = self.communicator.start(Operation::AllReduceSum, Grouping::Whole, Tag(0), region);
+        let ticket = self.communicator.start(
+            Operation::AllReduceSum,
+            Group::world(self.communicator.ranks()),
+            Tag(0),
+            region,
+        );
         meanwhile();
         let region = self.communicator.sync(ticket).expect("no rank fails");
         self.arena.give_back(region);

@@ -7,7 +7,8 @@
 use std::ops::Range;
 
 use oases_schedule::{
-    BlockId, Cut, Extent, Family, Model, Operands, Pass, Piece, Placed, Role, Scope, Slot, Span, Statics,
+    BlockId, Cut, Extent, Family, Model, Operands, Pass, Piece, Placed, Role, Schedule, Scope, Slot, Span,
+    Statics,
 };
 
 use crate::backend::Backend;
@@ -51,7 +52,21 @@ impl<B: Backend> BlockCall<'_, B> {
     /// Completes what crosses to another TMP degree, and copies this rank's rows of it: all that it has into its slot of what
     /// is then gathered, or those of its new share.
     pub(crate) fn reshard(&mut self, pass: Pass) {
-        let from = match pass {
+        let from = self.complete(pass);
+        let to = self.at(Slot::Resharded);
+        let (from, to) = match from.bytes < to.bytes {
+            true => (from, share_of(to, from.bytes, self.tp_rank / self.operands.degree)),
+            false => {
+                let shares = (from.bytes / to.bytes) as u32;
+                (share_of(from, to.bytes, self.tp_rank / (self.operands.degree / shares)), to)
+            }
+        };
+        self.backend.copy(from, to);
+    }
+
+    /// Completes the block's input, or in backward its gradient, in place; returns where it is.
+    pub(crate) fn complete(&mut self, pass: Pass) -> Span {
+        match pass {
             Pass::Forward | Pass::Recompute => {
                 self.join();
                 self.at(Slot::Input)
@@ -62,16 +77,7 @@ impl<B: Backend> BlockCall<'_, B> {
                 self.backend.join_backward(gradient, upstream, Span::default(), hidden, None);
                 gradient
             }
-        };
-        let to = self.at(Slot::Resharded);
-        let (from, to) = match from.bytes < to.bytes {
-            true => (from, share_of(to, from.bytes, self.tp_rank / self.operands.degree)),
-            false => {
-                let shares = (from.bytes / to.bytes) as u32;
-                (share_of(from, to.bytes, self.tp_rank / (self.operands.degree / shares)), to)
-            }
-        };
-        self.backend.copy(from, to);
+        }
     }
 
     /// A piece of the product that ends a pass through the block.
@@ -374,8 +380,10 @@ impl<B: Backend> BlockCall<'_, B> {
         let (hidden, accumulate) = (self.model().hidden, self.accumulate());
         let positions = self.gradient(Role::Positions);
         self.backend.positions_backward(branch, positions, accumulate);
-        // A tied table already holds the head's gradient: every part's head goes backward before its embedding.
-        let accumulate = if self.model().tied { Accumulate::Add } else { accumulate };
+        // A tied table already holds the head's gradient, if on this stage: every part's head goes backward before its embedding.
+        let head = Schedule::blocks(self.model().layers) - 1;
+        let shared = self.model().tied && self.statics.stage.runs(head);
+        let accumulate = if shared { Accumulate::Add } else { accumulate };
         let (tokens, table) = (self.tokens(self.statics.tokens), self.gradient(Role::Tokens));
         let shard = self.vocabulary();
         self.backend.embed_backward(tokens, branch, shard, hidden, table, accumulate);

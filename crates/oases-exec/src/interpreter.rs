@@ -5,15 +5,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use oases_schedule::{
-    BlockId, CollectiveId, CollectiveKind, Grouping, Instruction, Plan, Schedule, Slot, Statics, Workspace,
-    plan,
+    Axis, BlockId, CollectiveId, CollectiveKind, Grouping, Instruction, Plan, Schedule, Slot, Statics,
+    Workspace, plan,
 };
 
 use crate::backend::Backend;
 use crate::blocks::BlockCall;
-use crate::comm::{Communicator, CommunicatorError, Tag, Ticket};
+use crate::comm::{Communicator, CommunicatorError, Ticket};
 use crate::inputs::StepInputs;
 use crate::operators::ParameterState;
+use crate::place::Place;
 
 /// A schedule with its memory plan, ready to run.
 #[derive(Clone, Debug)]
@@ -103,7 +104,7 @@ pub struct Interpreter {
 }
 
 impl Interpreter {
-    /// For rank `tp_rank` of its TMP group; times count from `began`.
+    /// For rank `tp_rank` of the group of its pipeline stage; times count from `began`.
     pub fn new(tp_rank: u32, began: Instant) -> Interpreter {
         Interpreter {
             tp_rank,
@@ -191,8 +192,11 @@ impl<B: Backend, C: Communicator<B::Region>> Step<'_, B, C> {
             Instruction::Tail { pass, block, piece, .. } => self.on(block).tail(pass, piece),
             Instruction::Backward { block, scope, .. } => self.on(block).backward(scope),
             Instruction::Reshard { pass, block, .. } => self.on(block).reshard(pass),
-            Instruction::Start { collective, kind, grouping, .. } => {
-                let ticket = self.start(kind, grouping);
+            Instruction::Complete { pass, block, .. } => {
+                self.on(block).complete(pass);
+            }
+            Instruction::Start { collective, kind, axis, grouping } => {
+                let ticket = self.start(collective, kind, axis, grouping);
                 in_flight.push((collective, ticket));
             }
             Instruction::Sync { collective } => self.sync(collective, in_flight)?,
@@ -214,9 +218,17 @@ impl<B: Backend, C: Communicator<B::Region>> Step<'_, B, C> {
         }
     }
 
-    fn start(&mut self, kind: CollectiveKind, grouping: Grouping) -> Ticket {
+    fn start(
+        &mut self,
+        collective: CollectiveId,
+        kind: CollectiveKind,
+        axis: Axis,
+        grouping: Grouping,
+    ) -> Ticket {
         let region = self.backend.lend(self.program.plan.operands[self.index].span(Slot::Output));
-        self.communicator.start(kind.into(), grouping, Tag(self.index as u32), region)
+        let place = Place { schedule: &self.program.schedule, tp_rank: self.tp_rank };
+        let group = place.group(collective, axis, grouping);
+        self.communicator.start(kind.into(), group, place.tag(collective, axis, self.index), region)
     }
 
     fn sync(
@@ -237,15 +249,19 @@ impl<B: Backend, C: Communicator<B::Region>> Step<'_, B, C> {
         self.backend.square_norm(self.statics.counted_gradients(self.tp_rank), self.statics.norm);
     }
 
+    /// Updates what this rank holds; where the optimizer is sharded, its share.
     fn update(&mut self) {
         let hyper = self.inputs.update.as_ref().expect("a training step has an optimizer");
-        for (index, parameter) in self.statics.parameters.iter().enumerate() {
-            let placed = self.statics.placed(index);
+        for index in self.statics.held() {
+            let updated = self.statics.updated(index, self.tp_rank);
+            if updated.elements.is_empty() {
+                continue;
+            }
             let state = ParameterState {
-                weight: placed.weight,
-                gradient: placed.gradient,
-                moments: self.statics.moments(index),
-                decays: !parameter.vector,
+                weight: updated.weight,
+                gradient: updated.gradient,
+                moments: updated.moments,
+                decays: !self.statics.parameters[index].vector,
             };
             self.backend.adamw(&state, self.statics.norm, hyper);
         }

@@ -14,6 +14,7 @@ mod interpreter;
 pub mod null;
 pub mod operators;
 pub mod philox;
+mod place;
 
 pub use backend::Backend;
 pub use cpu::backend::CpuBackend;

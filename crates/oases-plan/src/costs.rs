@@ -23,23 +23,32 @@ pub struct Reach {
     pub ranks: u32,
     /// From one rank of a group to the next.
     pub stride: u32,
+    /// How many neighbours it takes to hold one group; groups fall into whole runs of so many.
+    pub span: u32,
 }
 
 impl Reach {
     /// Ranks that are next to each other.
     pub fn neighbours(ranks: u32) -> Reach {
-        Reach { ranks, stride: 1 }
+        Reach::apart(ranks, 1)
+    }
+
+    /// Ranks that are `stride` apart, in runs without gaps. The greatest span where it cannot be counted.
+    pub fn apart(ranks: u32, stride: u32) -> Reach {
+        Reach { ranks, stride, span: ranks.saturating_mul(stride) }
     }
 
     /// Of a grouping of an axis of `ranks`.
     pub fn of(grouping: Grouping, ranks: u32) -> Reach {
-        Reach { ranks: grouping.size(ranks), stride: grouping.stride() }
+        Reach::apart(grouping.size(ranks), grouping.stride())
     }
 
-    /// How many neighbours it takes to hold one group; groups fall into whole runs of so many. The greatest number where
-    /// they cannot be counted.
-    pub fn span(self) -> u32 {
-        self.ranks.saturating_mul(self.stride)
+    /// Between the ranks at the same places of two different stages of `group` ranks each, out of `count` stages. Servers hold a
+    /// power of two of stages, or all of them.
+    pub fn between([left, right]: [u32; 2], count: u32, group: u32) -> Reach {
+        let stages = 1_u32.checked_shl(u32::BITS - (left ^ right).leading_zeros()).unwrap_or(count);
+        let span = group.saturating_mul(stages.min(count));
+        Reach { ranks: 2, stride: group.saturating_mul(left.abs_diff(right)), span }
     }
 }
 
@@ -69,5 +78,26 @@ pub trait Costs {
     /// it is 1 unless a machine description says otherwise.
     fn interference(&self) -> f64 {
         1.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Six stages of 4 ranks: 0-3, 4-7, …, 20-23. Servers of 8 hold two stages, servers of 16 four.
+    #[test]
+    fn stages_of_one_server_are_reached_inside_it() {
+        let reach = |left, right| {
+            let Reach { ranks, stride, span } = Reach::between([left, right], 6, 4);
+            (ranks, stride, span)
+        };
+        assert_eq!(reach(0, 1), (2, 4, 8));
+        assert_eq!(reach(3, 2), (2, 4, 8));
+        // Ranks 4 and 8 are in different servers of 8, but in one of 16.
+        assert_eq!(reach(1, 2), (2, 4, 16));
+        // Ranks 12 and 16 are in different servers of 16; all stages are 24 ranks.
+        assert_eq!(reach(3, 4), (2, 4, 24));
+        assert_eq!(reach(5, 0), (2, 20, 24));
     }
 }

@@ -36,7 +36,7 @@ pub enum Error {
         measured: String,
     },
     /// More ranks than the machine joins.
-    #[error("a TMP group of {asked} ranks does not fit on `{machine}`, which joins {joined}")]
+    #[error("a group of {asked} ranks does not fit on `{machine}`, which joins {joined}")]
     TooManyRanks {
         /// Ranks of the group, or those that a part of it spans.
         asked: u32,
@@ -51,7 +51,13 @@ pub enum Error {
         /// Which instruction.
         what: String,
     },
-    /// A schedule that cannot be simulated by one rank.
+    /// Stages that wait for each other.
+    #[error("the pipeline stands still: {what}")]
+    Deadlock {
+        /// Which stage waits for what.
+        what: String,
+    },
+    /// Schedules that cannot be simulated.
     #[error("{0}")]
     Unsupported(String),
 }
@@ -67,10 +73,13 @@ impl Error {
                 "measure it with `oases profile`; sizes between two measured ones are interpolated, others are not"
             }
             Error::TooManyRanks { .. } => {
-                "lower `parallel.tensor`, or describe the next level of links in a [[link]] of the machine"
+                "lower the ranks of `parallel`, or describe the next level of links in a [[link]] of the machine"
             }
             Error::TooLong { .. } => "check the units of the rates that it is computed from",
-            Error::Unsupported(_) => "schedules of one TMP group can be simulated",
+            Error::Deadlock { .. } => {
+                "every `send` needs its `recv`, in the same order, before what waits for it"
+            }
+            Error::Unsupported(_) => "give the schedule of each stage, in order",
         }
     }
 }

@@ -208,7 +208,7 @@ impl Machine {
             return Ok(Nanoseconds::ZERO);
         }
         let (mut slowest, mut inside) = (Nanoseconds::ZERO, 1);
-        for level in self.spanned(reach.span())? {
+        for level in self.spanned(reach.span)? {
             let ring = level.ring(reach.stride.min(inside));
             let too_long =
                 || Error::TooLong { what: format!("{} of {bytes} over `{}`", kind.name(), level.name) };
@@ -375,7 +375,7 @@ mod tests {
         assert_eq!(time(5), Ok(Nanoseconds(12_960_000)));
         assert_eq!(time(1), Ok(Nanoseconds::ZERO));
         let message = time(9).unwrap_err().to_string();
-        assert_eq!(message, "a TMP group of 9 ranks does not fit on `Test`, which joins 8");
+        assert_eq!(message, "a group of 9 ranks does not fit on `Test`, which joins 8");
     }
 
     /// Three levels: pairs (20 GB/s), two pairs in a server (10 GB/s), eight servers (1 GB/s). No latency.
@@ -390,7 +390,7 @@ mod tests {
         let machine = nested();
         let gather = |ranks, stride| {
             machine
-                .collective(CollectiveKind::AllGather, Bytes(8_000_000), Reach { ranks, stride })
+                .collective(CollectiveKind::AllGather, Bytes(8_000_000), Reach::apart(ranks, stride))
                 .map(|time| time.0)
                 .map_err(|error| error.to_string())
         };
@@ -409,7 +409,7 @@ mod tests {
         );
         // One rank has nobody to talk to, wherever the next would be.
         assert_eq!(gather(1, 64), Ok(0));
-        let message = "a TMP group of 64 ranks does not fit on `Test`, which joins 32";
+        let message = "a group of 64 ranks does not fit on `Test`, which joins 32";
         assert_eq!(gather(2, 32), Err(message.to_owned()));
         assert_eq!(gather(u32::MAX, 2), Err(message.replace("64", "4294967295")));
     }
@@ -419,7 +419,7 @@ mod tests {
         let mut machine = nested();
         machine.links[2].port_gb_s = Some(2.5);
         let gather = |stride| {
-            let reach = Reach { ranks: 2, stride };
+            let reach = Reach::apart(2, stride);
             machine.collective(CollectiveKind::AllGather, Bytes(8_000_000), reach).unwrap().0
         };
         // Four rings get 2.5/4 GB/s each; 4 MB of 8.
@@ -427,7 +427,7 @@ mod tests {
         // Two ranks that are 2 apart stay in a server.
         assert_eq!(gather(2), 800_000);
         // Two rings of four ranks would get 1.25 each, but a ring alone passes no more than 1: 6 MB.
-        let reach = Reach { ranks: 4, stride: 2 };
+        let reach = Reach::apart(4, 2);
         let two = machine.collective(CollectiveKind::AllGather, Bytes(8_000_000), reach);
         assert_eq!(two, Ok(Nanoseconds(6_000_000)));
     }

@@ -2,8 +2,9 @@
 //!
 //! A size that was measured costs what was measured. A size between two measured ones is interpolated: linear in the number
 //! of sequences, or of bytes. Nothing is extrapolated, and nothing that is missing counts as zero. Exact by construction,
-//! and so never missing, are two things only: a collective of one rank, which does nothing, and the link time of a
-//! collective over a given link, which is a formula ([`Ring`]).
+//! and so never missing, are few things only: a collective of one rank, which does nothing; the link time of a collective over
+//! a given link, which is a formula ([`Ring`]); and that a transfer has no arithmetic, and the sum of one number over the ranks
+//! none worth measuring.
 //!
 //! Ranks were threads of one process when it was measured, so it does not matter how far apart those of a collective are.
 
@@ -12,7 +13,7 @@ use oases_schedule::{Bytes, CollectiveKind, Operation};
 use crate::costs::{CollectiveTime, Costs, Reach};
 use crate::error::Error;
 use crate::link::Ring;
-use crate::profile::{MeasuredCollective, Profile};
+use crate::profile::{MeasuredCollective, MeasuredLink, Profile};
 use crate::time::Nanoseconds;
 
 /// What a profiled model costs on the machine of the profile.
@@ -89,12 +90,22 @@ impl Costs for ProfileCosts<'_> {
             };
             nanoseconds(ms, what)
         };
-        let link = match &self.link {
+        let moves = matches!(kind, CollectiveKind::Send | CollectiveKind::Recv);
+        let link = match self.link.or_else(|| self.profile.link.filter(|_| moves).map(ring)) {
             Some(ring) => ring.duration(kind, bytes, ranks).ok_or_else(|| Error::TooLong { what: what() })?,
             None => measured(|entry| entry.ms)?,
         };
-        Ok(CollectiveTime { link, host: measured(|entry| entry.host_ms)? })
+        // What is measured counts also where it is that little.
+        let host = match measured(|entry| entry.host_ms) {
+            Err(_) if moves || bytes.0 <= size_of::<f32>() as u64 => Nanoseconds::ZERO,
+            host => host?,
+        };
+        Ok(CollectiveTime { link, host })
     }
+}
+
+fn ring(link: MeasuredLink) -> Ring {
+    Ring { bandwidth_bytes_per_s: link.bandwidth_gbit_s * 1e9 / 8.0, latency_s: link.latency_us * 1e-6 }
 }
 
 fn nanoseconds(ms: f64, what: impl Fn() -> String) -> Result<Nanoseconds, Error> {
@@ -229,7 +240,7 @@ mod tests {
         let profile = sample();
         let reduce = |link, bytes, ranks| {
             ProfileCosts::new(&profile, link)
-                .collective(CollectiveKind::AllReduce, Bytes(bytes), Reach { ranks, stride: 4 })
+                .collective(CollectiveKind::AllReduce, Bytes(bytes), Reach::apart(ranks, 4))
                 .map(|time| (time.link.0, time.host.0))
                 .map_err(|error| error.to_string())
         };
@@ -249,5 +260,27 @@ mod tests {
             gather.unwrap_err().to_string(),
             "all_gather of 1 B over 2 ranks was not measured; the profile has no all_gather"
         );
+    }
+
+    #[test]
+    fn a_transfer_needs_a_link_and_no_measurement() {
+        let mut profile = sample();
+        let send = |profile: &Profile, link| {
+            let reach = Reach::between([0, 1], 2, 4);
+            let time = ProfileCosts::new(profile, link).collective(CollectiveKind::Send, Bytes(6000), reach);
+            time.map(|time| (time.link.0, time.host.0)).map_err(|error| error.to_string())
+        };
+        // 6 ms at 1 MB/s and one hop.
+        let link = Some(Ring { bandwidth_bytes_per_s: 1e6, latency_s: 1e-3 });
+        assert_eq!(send(&profile, link), Ok((7_000_000, 0)));
+        let message = "send of 6000 B over 2 ranks was not measured; the profile has no send";
+        assert_eq!(send(&profile, None), Err(message.to_owned()));
+        // 8 Mbit/s are 1 MB/s.
+        profile.link = Some(MeasuredLink { bandwidth_gbit_s: 0.008, latency_us: 1000.0 });
+        assert_eq!(send(&profile, None), Ok((7_000_000, 0)));
+        // A norm over all stages, of more ranks than were measured: two ways of 3/4 of 4 B, and six hops.
+        let costs = ProfileCosts::new(&profile, link);
+        let norm = costs.collective(CollectiveKind::AllReduce, Bytes(4), Reach::neighbours(4));
+        assert_eq!(norm.map(|time| (time.link.0, time.host.0)), Ok((6_006_000, 0)));
     }
 }

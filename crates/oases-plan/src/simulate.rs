@@ -1,61 +1,80 @@
-//! Simulates a schedule on the two streams of one rank.
+//! Simulates the schedules of a step, one rank for each pipeline stage.
 //!
-//! All ranks of a TMP group run the same instructions on equal shards of equal shares, so one stands for all. Rules, each an
+//! All ranks of a stage run the same instructions on equal shards of equal shares, so one stands for all. Rules, each an
 //! absence of choice:
 //!
 //! 1. A compute instruction begins when the compute stream is free, and takes what it costs; where a collective runs, in as
 //!    far as the communication stream is busy when the instruction begins, [`Costs::interference`] times as long.
-//! 2. A `start` takes no time. Its collective begins when the communication stream is free, no earlier than now (all ranks
-//!    come to it together), and occupies it for its link time.
+//! 2. A `start` takes no time. Its collective begins when all of its stages have started it, what is before it in its queue has
+//!    begun, and the directions of the link that it needs are free; it occupies these for its link time ([`crate::links`]).
 //! 3. A `sync` ends when the collective is off the link and its arithmetic is done. A rank that waits does the arithmetic
 //!    of all collectives that have been started, the oldest first; what is left of this one's when the link is done with
 //!    it follows at once. With one collective in flight that is `max(end on the link, now + arithmetic)`.
 //! 4. An instruction on a block costs what [`Costs::compute`] says for the rank's share of the part at the degree of the block;
-//!    the loss, at that of the head; a `reshard`, on the side that it comes from.
+//!    the loss, at that of the head; a `reshard` or `complete`, on the side that it comes from.
 //! 5. `norm` and `step` cost, for each TMP degree among the blocks, that degree's share of the parameters times what all of
 //!    them cost at the degree ([`Plan::parameter_shares`]).
 //! 6. Where a collective joins only some of the ranks, all groups of its grouping run it at the same time, as one collective
 //!    of that [`Reach`]: what they take from each other is in its cost.
+//! 7. Stages advance in the order of time: of what can happen next, the earliest happens.
+
+use std::slice;
 
 use oases_schedule::{
-    Axis, Bytes, CollectiveId, CollectiveKind, Instruction, Operation, Plan, Schedule, collective_bytes,
+    Axis, Bytes, CollectiveId, CollectiveKind, Instruction, Operation, Pass, Plan, Schedule, collective_bytes,
 };
 
 use crate::costs::{CollectiveTime, Costs, Reach};
 use crate::error::Error;
-use crate::time::{Interval, Nanoseconds};
-use crate::timeline::{Bound, CollectiveRun, Timeline};
+use crate::links::Members;
+use crate::rank::Rank;
+use crate::time::Nanoseconds;
+use crate::timeline::{Bound, Timeline};
+use crate::walk::walk;
 
-/// Predicts a step: `plan` is the memory plan of the schedule, `costs` says what its instructions take.
+/// Predicts a step of a single stage: `plan` is the memory plan of the schedule, `costs` says what its instructions take.
 pub fn simulate(schedule: &Schedule, plan: &Plan, costs: &dyn Costs) -> Result<Timeline, Error> {
-    let charges = charges(schedule, plan, costs)?;
-    let mut streams = Streams { interference: costs.interference(), ..Streams::default() };
-    let instructions = charges
-        .iter()
-        .enumerate()
-        .map(|(index, charge)| {
-            let start = streams.now;
-            streams.charge(index, charge);
-            Interval { start, end: streams.now }
-        })
-        .collect();
-    Ok(Timeline {
-        schedule: schedule.name.clone(),
-        instructions,
-        collectives: streams.runs,
-        step: streams.now,
-        // The compute stream computes or waits.
-        compute: streams.now - streams.exposed,
-        communication: total(&charges).communication,
-        exposed: streams.exposed,
-        sequences: schedule.batch(),
-        arena_bytes: plan.bytes,
-    })
+    let mut timelines = simulate_stages(slice::from_ref(schedule), slice::from_ref(plan), costs)?;
+    Ok(timelines.swap_remove(0))
 }
 
-/// The least time for the instructions of a schedule, whatever their order: the
-/// greater of the sum of its compute durations and the sum of the link times of its collectives. It counts no
-/// interference, which depends on the order.
+/// Predicts a step of all stages, given in their order with their memory plans. Each timeline is that of one rank of a stage; a
+/// step is over when the last of them is.
+pub fn simulate_stages(
+    schedules: &[Schedule],
+    plans: &[Plan],
+    costs: &dyn Costs,
+) -> Result<Vec<Timeline>, Error> {
+    let complete = schedules.iter().enumerate().all(|(index, schedule)| {
+        let (stage, count) = (&schedule.stage, schedules.len() as u32);
+        stage.index as usize == index && stage.stages.count() == count && plans.len() == schedules.len()
+    });
+    if !complete {
+        return Err(Error::Unsupported(
+            "a pipeline is simulated with the schedules of all its stages".to_owned(),
+        ));
+    }
+    let charges = |(schedule, plan)| charges(schedule, plan, costs);
+    let charges: Vec<Vec<Charge>> = schedules.iter().zip(plans).map(charges).collect::<Result<_, _>>()?;
+    let ranks = walk(charges.iter().map(|charges| Rank::new(charges, costs.interference())).collect())?;
+    let timeline = |(index, rank): (usize, Rank<'_>)| Timeline {
+        schedule: schedules[index].name.clone(),
+        step: rank.now,
+        // The compute stream computes or waits.
+        compute: rank.now - rank.exposed,
+        communication: total(&charges[index]).communication,
+        exposed: rank.exposed,
+        sequences: schedules[index].batch(),
+        arena_bytes: plans[index].bytes,
+        instructions: rank.instructions,
+        collectives: rank.started.into_iter().map(|started| started.run).collect(),
+    };
+    Ok(ranks.into_iter().enumerate().map(timeline).collect())
+}
+
+/// The least time for the instructions of a stage, whatever their order: the greater of the sum of its compute durations and
+/// the sum of the link times of its collectives. It counts no interference, which depends on the order, and no waiting for other
+/// stages.
 pub fn bound(schedule: &Schedule, plan: &Plan, costs: &dyn Costs) -> Result<Bound, Error> {
     Ok(total(&charges(schedule, plan, costs)?))
 }
@@ -90,133 +109,73 @@ fn on_parameters(
 }
 
 /// What one instruction asks of the streams.
-#[derive(Clone, Copy)]
-enum Charge {
+#[derive(Clone, Debug)]
+pub(crate) enum Charge {
     Compute(Nanoseconds),
-    Start { collective: CollectiveId, kind: CollectiveKind, bytes: Bytes, time: CollectiveTime },
+    Start {
+        collective: CollectiveId,
+        kind: CollectiveKind,
+        bytes: Bytes,
+        time: CollectiveTime,
+        members: Members,
+    },
     Sync(CollectiveId),
 }
 
 /// Asks for the cost of every instruction; the first that is not known is an error.
 fn charges(schedule: &Schedule, plan: &Plan, costs: &dyn Costs) -> Result<Vec<Charge>, Error> {
     let durations = durations(schedule, plan, costs)?;
+    let (group, count) = (schedule.layout.group(), schedule.stage.stages.count());
     let charge = |(index, instruction): (usize, &Instruction)| match *instruction {
-        Instruction::Start { collective, kind, axis: Axis::Tensor, grouping } => {
+        Instruction::Start { collective, kind, axis, grouping } => {
             let bytes = collective_bytes(schedule, plan, index).expect("a start has a buffer");
-            let reach = Reach::of(grouping, schedule.layout.group());
+            let (members, reach) = match axis {
+                Axis::Tensor | Axis::Data => (Members::Stage, Reach::of(grouping, group)),
+                Axis::World => (Members::Stages((0..count).collect()), Reach::neighbours(count * group)),
+                Axis::Ends => {
+                    let ends = [0, count - 1];
+                    (Members::Stages(ends.to_vec()), Reach::between(ends, count, group))
+                }
+                Axis::Pipeline => {
+                    let (from, to) = ends(schedule, collective);
+                    (Members::Transfer { from, to }, Reach::between([from, to], count, group))
+                }
+            };
             let time = costs.named_collective(collective, kind, bytes, reach)?;
-            Ok(Charge::Start { collective, kind, bytes, time })
+            Ok(Charge::Start { collective, kind, bytes, time, members })
         }
-        Instruction::Start { .. } => Err(Error::Unsupported(format!("`{instruction}` leaves the TMP group"))),
         Instruction::Sync { collective } => Ok(Charge::Sync(collective)),
         _ => Ok(Charge::Compute(durations[index])),
     };
     schedule.instructions.iter().enumerate().map(charge).collect()
 }
 
+/// The stages from which and to which a transfer goes.
+fn ends(schedule: &Schedule, transfer: CollectiveId) -> (u32, u32) {
+    let CollectiveId::Transfer { pass, block, .. } = transfer else {
+        unreachable!("`{transfer}` goes along the pipeline")
+    };
+    let position = schedule.position(block).expect("a block of the chain");
+    let [before, behind] = [position - 1, position].map(|position| schedule.stage.stages.stage_of(position));
+    if pass == Pass::Backward { (behind, before) } else { (before, behind) }
+}
+
+/// Sums of what the compute stream computes and of what the busier direction of the link carries.
 fn total(charges: &[Charge]) -> Bound {
-    charges.iter().fold(Bound::default(), |mut bound, charge| {
+    let (mut compute, mut directions) = (Nanoseconds::ZERO, [Nanoseconds::ZERO; 2]);
+    for charge in charges {
         match charge {
-            Charge::Compute(duration) => bound.compute += *duration,
-            Charge::Start { time, .. } => bound.communication += time.link,
+            Charge::Compute(duration) => compute += *duration,
+            Charge::Start { kind, time, .. } => {
+                let occupied = match kind {
+                    CollectiveKind::Send => &mut directions[..1],
+                    CollectiveKind::Recv => &mut directions[1..],
+                    _ => &mut directions[..],
+                };
+                occupied.iter_mut().for_each(|direction| *direction += time.link);
+            }
             Charge::Sync(_) => {}
         }
-        bound
-    })
-}
-
-/// What a computation of `duration` takes that begins while the communication stream is busy for `busy` more: until then it
-/// advances `interference` times slower. Nothing starts on that stream before the computation ends.
-pub(crate) fn stretched(duration: Nanoseconds, busy: Nanoseconds, interference: f64) -> Nanoseconds {
-    if busy == Nanoseconds::ZERO || interference <= 1.0 {
-        return duration;
     }
-    let under = duration.0 as f64 * interference;
-    if under <= busy.0 as f64 {
-        return Nanoseconds(under.round() as u64);
-    }
-    let advanced = Nanoseconds((busy.0 as f64 / interference).round() as u64);
-    busy + (duration - advanced)
-}
-
-/// A collective that has been started and not yet waited for.
-struct InFlight {
-    /// Its place in `runs`.
-    run: usize,
-    collective: CollectiveId,
-    arithmetic_left: Nanoseconds,
-}
-
-/// The two streams of a rank.
-#[derive(Default)]
-struct Streams {
-    /// When the compute stream is free.
-    now: Nanoseconds,
-    /// When the communication stream is free.
-    link_free: Nanoseconds,
-    exposed: Nanoseconds,
-    /// How many times longer computation takes under a collective.
-    interference: f64,
-    /// Oldest first.
-    in_flight: Vec<InFlight>,
-    runs: Vec<CollectiveRun>,
-}
-
-impl Streams {
-    fn charge(&mut self, index: usize, charge: &Charge) {
-        match *charge {
-            Charge::Compute(duration) => {
-                self.now += stretched(duration, self.link_free - self.now, self.interference);
-            }
-            Charge::Start { collective, kind, bytes, time } => {
-                let start = self.link_free.max(self.now);
-                self.link_free = start + time.link;
-                let run = self.runs.len();
-                self.in_flight.push(InFlight { run, collective, arithmetic_left: time.host });
-                let on_link = Interval { start, end: self.link_free };
-                let [start_instruction, sync_instruction] = [index, index];
-                self.runs.push(CollectiveRun {
-                    collective,
-                    kind,
-                    bytes,
-                    start_instruction,
-                    sync_instruction,
-                    on_link,
-                });
-            }
-            Charge::Sync(collective) => {
-                let began = self.now;
-                let run = self.wait(collective);
-                self.runs[run].sync_instruction = index;
-                self.exposed += self.now - began;
-            }
-        }
-    }
-
-    /// Waits for a collective, and returns its place in `runs`.
-    fn wait(&mut self, collective: CollectiveId) -> usize {
-        let own = self.in_flight.iter().position(|entry| entry.collective == collective);
-        let own = own.unwrap_or_else(|| panic!("`sync {collective}` without its start was planned"));
-        let run = self.in_flight[own].run;
-        let link_end = self.runs[run].on_link.end;
-        loop {
-            let rest = link_end - self.now;
-            let own_left = self.in_flight[own].arithmetic_left;
-            if rest == Nanoseconds::ZERO && own_left == Nanoseconds::ZERO {
-                break;
-            }
-            let oldest = self.in_flight.iter_mut().find(|entry| entry.arithmetic_left > Nanoseconds::ZERO);
-            let Some(InFlight { arithmetic_left, .. }) = oldest else {
-                self.now = link_end;
-                break;
-            };
-            // Arithmetic of others only fills the wait; its own, and what stands before it, is needed in any case.
-            let worked =
-                if own_left == Nanoseconds::ZERO { rest.min(*arithmetic_left) } else { *arithmetic_left };
-            *arithmetic_left = *arithmetic_left - worked;
-            self.now += worked;
-        }
-        self.in_flight.remove(own);
-        run
-    }
+    Bound { compute, communication: directions[0].max(directions[1]) }
 }

@@ -5,8 +5,9 @@
 //! efficiency of a product is measured with its operands in memory.
 //!
 //! An operation is counted without its place in the chain. So a forward completes its input here even behind a border between
-//! TMP degrees, where the reshard has done so before, and a reshard copies all rows, of which a falling degree needs some: both
-//! err upwards, by at most three and two passes over a block's input.
+//! TMP degrees or stages, where that has been done before, and a reshard copies all rows, of which a falling degree needs some:
+//! both err upwards, by at most three and two passes over a block's input. The step of a pipeline stage passes over the stage's
+//! share of the parameters ([`oases_schedule::Plan::parameter_shares`]).
 
 use oases_schedule::{Direction, Extent, Family, Model, Operation, Products, Scope, Slot, Workspace};
 
@@ -95,6 +96,8 @@ pub fn work(model: &Model, operation: Operation, sequences: u32, tensor: u32) ->
         }
         Operation::Reshard(Direction::Forward) => count.operator(JOIN).operator(COPY),
         Operation::Reshard(Direction::Backward) => count.in_backward().operator(GRADIENT_JOIN).operator(COPY),
+        Operation::Complete(Direction::Forward) => count.operator(JOIN),
+        Operation::Complete(Direction::Backward) => count.in_backward().operator(GRADIENT_JOIN),
         Operation::Loss => count.operator(CROSS_ENTROPY),
         Operation::Backward(_, scope) => count.backward(scope),
         // The square of each gradient.
@@ -330,6 +333,8 @@ mod tests {
             assert_eq!((reshard.elements, reshard.operators), (5 * x, 2));
             assert_eq!(reshard.backward, direction == Direction::Backward);
             assert_eq!(work(&model, Operation::Reshard(direction), 2, 1), reshard);
+            let complete = of(Operation::Complete(direction));
+            assert_eq!((complete.elements, complete.operators, complete.products.len()), (3 * x, 1, 0));
         }
         // A second gradient behind dropout.
         let dropout = Model { dropout: 0.1, ..model };

@@ -222,7 +222,11 @@ impl Model {
             Operation::Backward(_, Scope::Input) => first + 2 * core + last,
             Operation::Backward(_, Scope::Weight) => first + last,
             Operation::Backward(_, Scope::Body) => first + 2 * core + 2 * last,
-            Operation::Reshard(_) | Operation::Loss | Operation::Norm | Operation::Step => 0,
+            Operation::Reshard(_)
+            | Operation::Complete(_)
+            | Operation::Loss
+            | Operation::Norm
+            | Operation::Step => 0,
         })
     }
 

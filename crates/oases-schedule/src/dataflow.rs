@@ -3,6 +3,7 @@
 
 mod backward;
 mod collectives;
+mod crossing;
 mod forward;
 mod reshard;
 
@@ -10,7 +11,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::activations::{Inside, Slot};
 use crate::ids::{BlockId, CollectiveId, Cut, PartId, Pass, Piece};
-use crate::schedule::{Instruction, Schedule, Scope};
+use crate::instruction::Instruction;
+use crate::schedule::{Schedule, Scope};
 use crate::value::{Touch, Value};
 use crate::verify::Rule;
 
@@ -56,6 +58,8 @@ fn turn(block: BlockId, part: PartId, half: Half) -> ((BlockId, Half), Turn) {
 /// The state of a walk over a schedule.
 pub(crate) struct Dataflow<'a> {
     schedule: &'a Schedule,
+    /// Blocks of this stage.
+    blocks: usize,
     values: BTreeMap<Value, Condition>,
     /// Inputs that no forward kept: they end with the next block's forward, the head's with the loss.
     passing: BTreeSet<Value>,
@@ -85,6 +89,7 @@ impl<'a> Dataflow<'a> {
     pub(crate) fn new(schedule: &'a Schedule) -> Dataflow<'a> {
         Dataflow {
             schedule,
+            blocks: schedule.chain().count(),
             values: BTreeMap::new(),
             passing: BTreeSet::new(),
             pieces: BTreeMap::new(),
@@ -106,7 +111,12 @@ impl<'a> Dataflow<'a> {
 
     /// Advances by one instruction; returns its operands and what it violates.
     pub(crate) fn advance(&mut self, instruction: &Instruction) -> (Vec<Touch>, Vec<(Rule, String)>) {
-        if self.stepped {
+        let weights = matches!(
+            instruction,
+            Instruction::Start { collective: CollectiveId::Weights(_), .. }
+                | Instruction::Sync { collective: CollectiveId::Weights(_) }
+        );
+        if self.stepped && !weights {
             self.violate(Rule::Step, "an instruction follows the step".into());
         }
         if self.names_exist(instruction) {
@@ -120,6 +130,7 @@ impl<'a> Dataflow<'a> {
                 }
                 Instruction::Backward { block, part, scope } => self.backward(block, part, scope),
                 Instruction::Reshard { pass, block, part } => self.reshard(pass, block, part),
+                Instruction::Complete { pass, block, part } => self.complete(pass, block, part),
                 Instruction::Start { collective, kind, axis, grouping } => {
                     self.start(collective, kind, (axis, grouping));
                 }
@@ -155,6 +166,7 @@ impl<'a> Dataflow<'a> {
                 _ => {}
             }
         }
+        self.weights_gathered();
         for (collective, condition) in std::mem::take(&mut self.reductions) {
             if condition != Condition::Whole {
                 self.never_synced(collective);
@@ -170,7 +182,8 @@ impl<'a> Dataflow<'a> {
         } else if self.norm || !self.inputs_done.is_empty() || !self.weights_done.is_empty() {
             self.violate(Rule::Step, "gradients without a step".into());
         }
-        for part in &self.schedule.parts {
+        self.crossings();
+        for part in self.schedule.parts.iter().filter(|_| self.schedule.runs(BlockId::Head)) {
             if !self.lost.contains(&part.id) {
                 self.violations.push((Rule::Loss, format!("no loss {}", part.id)));
             }
@@ -207,7 +220,7 @@ impl<'a> Dataflow<'a> {
 
     /// Blocks times parts.
     fn instances(&self) -> usize {
-        self.schedule.parts.len() * Schedule::blocks(self.schedule.layers)
+        self.schedule.parts.len() * self.blocks
     }
 
     fn violate(&mut self, rule: Rule, message: String) {
@@ -221,6 +234,20 @@ impl<'a> Dataflow<'a> {
         });
         if let Some(block) = block.filter(|&block| self.schedule.position(block).is_none()) {
             self.violate(Rule::Names, format!("the chain has no block {block}"));
+            return false;
+        }
+        // What crosses has the name of a block of one of two stages.
+        let crosses = match *instruction {
+            Instruction::Complete { .. } => true,
+            Instruction::Start { collective, .. } | Instruction::Sync { collective } => {
+                matches!(collective, CollectiveId::Transfer { .. })
+            }
+            _ => false,
+        };
+        let runs = |block: &BlockId| crosses || self.schedule.runs(*block);
+        let loss = matches!(instruction, Instruction::Loss { .. }).then_some(BlockId::Head);
+        if let Some(block) = block.or(loss).filter(|block| !runs(block)) {
+            self.violate(Rule::Names, format!("stage {} does not run {block}", self.schedule.stage.index));
             return false;
         }
         // A sound header has its parts in order.

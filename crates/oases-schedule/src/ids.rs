@@ -19,6 +19,30 @@ pub enum BlockId {
     Head,
 }
 
+impl BlockId {
+    /// Where it stands in a chain of so many layers, or `None` where the chain has no such block.
+    pub fn position(self, layers: u32) -> Option<usize> {
+        match self {
+            BlockId::Embed => Some(0),
+            BlockId::Attn(layer) if layer < layers => Some(1 + 2 * layer as usize),
+            BlockId::Mlp(layer) if layer < layers => Some(2 + 2 * layer as usize),
+            BlockId::Head => Some(1 + 2 * layers as usize),
+            BlockId::Attn(_) | BlockId::Mlp(_) => None,
+        }
+    }
+
+    /// The block at a position of a chain of so many layers: the inverse of [`BlockId::position`].
+    pub fn at(position: usize, layers: u32) -> BlockId {
+        let layer = (position.saturating_sub(1) / 2) as u32;
+        match position {
+            0 => BlockId::Embed,
+            _ if layer >= layers => BlockId::Head,
+            _ if position % 2 == 1 => BlockId::Attn(layer),
+            _ => BlockId::Mlp(layer),
+        }
+    }
+}
+
 impl fmt::Display for BlockId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -210,10 +234,23 @@ pub enum CollectiveId {
         /// For which part of the batch.
         part: PartId,
     },
+    /// `f.attn.2.m0.a:p2p`: the completed input of a block (in backward its gradient), from one pipeline stage to another.
+    Transfer {
+        /// In which pass.
+        pass: Pass,
+        /// The block before which the chain crosses to another stage.
+        block: BlockId,
+        /// For which part of the batch.
+        part: PartId,
+    },
     /// `g.attn.3`: the gradients of a block's parameters, over the replicas of the block.
     Replicas(BlockId),
+    /// `w.attn.3`: the parameters of a block, of which each replica has updated its share.
+    Weights(BlockId),
     /// `g.0`: a bucket of parameter gradients.
     Gradients(u32),
+    /// `g.table`: the gradient of a table that the first and the last pipeline stage share.
+    Table,
     /// `norm`: the square of the gradient norm.
     Norm,
 }
@@ -222,8 +259,14 @@ impl CollectiveId {
     /// The part of the batch that it belongs to, if to one.
     pub fn part(self) -> Option<PartId> {
         match self {
-            CollectiveId::Block { part, .. } | CollectiveId::Reshard { part, .. } => Some(part),
-            CollectiveId::Replicas(_) | CollectiveId::Gradients(_) | CollectiveId::Norm => None,
+            CollectiveId::Block { part, .. }
+            | CollectiveId::Reshard { part, .. }
+            | CollectiveId::Transfer { part, .. } => Some(part),
+            CollectiveId::Replicas(_)
+            | CollectiveId::Weights(_)
+            | CollectiveId::Gradients(_)
+            | CollectiveId::Table
+            | CollectiveId::Norm => None,
         }
     }
 
@@ -232,8 +275,10 @@ impl CollectiveId {
         match self {
             CollectiveId::Block { block, .. }
             | CollectiveId::Reshard { block, .. }
-            | CollectiveId::Replicas(block) => Some(block),
-            CollectiveId::Gradients(_) | CollectiveId::Norm => None,
+            | CollectiveId::Transfer { block, .. }
+            | CollectiveId::Replicas(block)
+            | CollectiveId::Weights(block) => Some(block),
+            CollectiveId::Gradients(_) | CollectiveId::Table | CollectiveId::Norm => None,
         }
     }
 }
@@ -246,7 +291,10 @@ impl fmt::Display for CollectiveId {
                 piece.map_or(Ok(()), |piece| write!(f, ":{piece}"))
             }
             CollectiveId::Reshard { pass, block, part } => write!(f, "{}.{block}.{part}:in", pass.letter()),
+            CollectiveId::Transfer { pass, block, part } => write!(f, "{}.{block}.{part}:p2p", pass.letter()),
             CollectiveId::Replicas(block) => write!(f, "g.{block}"),
+            CollectiveId::Weights(block) => write!(f, "w.{block}"),
+            CollectiveId::Table => write!(f, "g.table"),
             CollectiveId::Gradients(bucket) => write!(f, "g.{bucket}"),
             CollectiveId::Norm => write!(f, "norm"),
         }
@@ -258,14 +306,17 @@ impl FromStr for CollectiveId {
 
     fn from_str(text: &str) -> Result<CollectiveId, String> {
         let bad = || format!("`{text}` is not a collective (like f.attn.0.m0.a, g.0 or norm)");
-        if text == "norm" {
-            return Ok(CollectiveId::Norm);
+        match text {
+            "norm" => return Ok(CollectiveId::Norm),
+            "g.table" => return Ok(CollectiveId::Table),
+            _ => {}
         }
         let (letter, rest) = text.split_once('.').ok_or_else(bad)?;
         let pass = match letter {
             "f" => Pass::Forward,
             "r" => Pass::Recompute,
             "b" => Pass::Backward,
+            "w" => return rest.parse().map(CollectiveId::Weights).map_err(|_| bad()),
             "g" => {
                 let bucket = parse_number(rest).map(CollectiveId::Gradients);
                 return bucket.or_else(|| rest.parse().ok().map(CollectiveId::Replicas)).ok_or_else(bad);
@@ -279,6 +330,7 @@ impl FromStr for CollectiveId {
         let (block, part) = rest.split_at(at);
         let (block, part) = (block.parse()?, part[1..].parse()?);
         Ok(match suffix {
+            Some("p2p") => CollectiveId::Transfer { pass, block, part },
             Some("in") => CollectiveId::Reshard { pass, block, part },
             Some(piece) => CollectiveId::Block { pass, block, part, piece: Some(piece.parse()?) },
             None => CollectiveId::Block { pass, block, part, piece: None },
@@ -308,6 +360,10 @@ mod tests {
             "f.embed.m10.z",
             "f.attn.12.m0.a:in",
             "b.head.m3:in",
+            "f.attn.2.m0.a:p2p",
+            "b.head.m12:p2p",
+            "w.mlp.3",
+            "g.table",
             "g.7",
             "g.attn.3",
             "g.embed",
@@ -318,6 +374,16 @@ mod tests {
         for text in ["embed", "attn.0", "mlp.95", "head"] {
             assert_eq!(text.parse::<BlockId>().unwrap().to_string(), text);
         }
+    }
+
+    #[test]
+    fn positions_follow_the_chain() {
+        let chain = ["embed", "attn.0", "mlp.0", "attn.1", "mlp.1", "head"];
+        for (position, text) in chain.into_iter().enumerate() {
+            assert_eq!(BlockId::at(position, 2).to_string(), text);
+            assert_eq!(text.parse::<BlockId>().unwrap().position(2), Some(position));
+        }
+        assert_eq!([BlockId::Attn(2), BlockId::Mlp(2)].map(|block| block.position(2)), [None, None]);
     }
 
     #[test]

@@ -9,6 +9,7 @@
 mod activations;
 mod dataflow;
 mod ids;
+mod instruction;
 mod lifetimes;
 mod mesh;
 mod model;
@@ -19,6 +20,7 @@ mod placement;
 #[cfg(feature = "random")]
 pub mod random;
 mod schedule;
+mod stage;
 mod statics;
 mod text;
 mod units;
@@ -27,14 +29,16 @@ mod verify;
 
 pub use activations::{Products, Slot, Workspace};
 pub use ids::{BlockId, CollectiveId, Cut, PartId, Pass, Piece};
+pub use instruction::Instruction;
 pub use lifetimes::{Buffer, BufferKind, Operands, Plan, collective_bytes, plan};
 pub use mesh::{Axis, Coordinates, Grouping, Layout, Mesh};
 pub use model::{Activation, Mask, Model, ModelError, NormKind, NormPlacement, Positions, divisors};
 pub use operation::{Direction, Family, Operation};
 pub use parameters::{GradientKind, Init, Parameter, Role, Shard};
-pub use passes::{Keeps, Request, Variant};
-pub use schedule::{CollectiveKind, Extent, Instruction, Keep, Part, Schedule, Scope};
-pub use statics::{Placed, Purpose, Statics};
+pub use passes::{Keeps, Order, Request, Variant};
+pub use schedule::{CollectiveKind, Extent, Keep, Part, Schedule, Scope};
+pub use stage::{Optimizer, Stage, Stages};
+pub use statics::{Placed, Purpose, Statics, Updated};
 pub use text::ParseError;
 pub use units::{Bytes, Flops, Span};
-pub use verify::{Rule, Violation, verify};
+pub use verify::{Rule, Violation, verify, verify_stages};

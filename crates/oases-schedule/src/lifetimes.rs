@@ -8,8 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::activations::{Inside, Slot, Workspace, inside, internals};
 use crate::dataflow::{Dataflow, Half};
 use crate::ids::{BlockId, CollectiveId, Cut, Pass, Piece};
+use crate::instruction::Instruction;
 use crate::placement::{Interval, place};
-use crate::schedule::{Instruction, Schedule, Scope};
+use crate::schedule::{Schedule, Scope};
 use crate::statics::{Purpose, Statics};
 use crate::units::{Bytes, Span};
 use crate::value::{Touch, Value};
@@ -106,7 +107,7 @@ pub struct Plan {
     pub live_bytes: Bytes,
     /// The instruction at which most bytes are alive.
     pub peak_instruction: usize,
-    /// For each TMP degree among the blocks, ascending: the elements of parameters that a rank holds of the blocks with that
+    /// For each TMP degree among the blocks, ascending: the elements of parameters that a rank updates of the blocks with that
     /// degree, over those that it would hold of all blocks if all had it. What takes as long as a rank has parameters takes
     /// the sum of these times what it takes at each degree.
     pub parameter_shares: Vec<(u32, f64)>,
@@ -133,6 +134,11 @@ pub fn plan(schedule: &Schedule, statics: &Statics, workspace: Workspace) -> Pla
     assert!(violations.is_empty(), "schedule `{}` does not verify: {}", schedule.name, violations[0]);
     assert!(!schedule.trains() || statics.purpose == Purpose::Training, "a training step needs gradients");
     assert_eq!(schedule.layout, statics.layout, "schedule and arena differ in their TMP degrees");
+    assert_eq!(
+        (&schedule.stage, schedule.optimizer),
+        (&statics.stage, statics.optimizer),
+        "schedule and arena are of different stages"
+    );
     let room = statics.tokens.bytes / statics.model.sequence / size_of::<u32>();
     assert!(schedule.batch() as usize <= room, "{} sequences in room for {room}", schedule.batch());
 
@@ -257,7 +263,11 @@ impl<'a> Walk<'a> {
             CollectiveId::Gradients(_) => self.statics.partial_gradients(),
             CollectiveId::Norm => self.statics.norm,
             CollectiveId::Replicas(block) => self.statics.replicated_gradients(block),
-            CollectiveId::Block { .. } | CollectiveId::Reshard { .. } => Span::default(),
+            CollectiveId::Weights(block) => self.statics.replicated_weights(block),
+            CollectiveId::Table => self.statics.table_gradient(),
+            CollectiveId::Block { .. } | CollectiveId::Reshard { .. } | CollectiveId::Transfer { .. } => {
+                Span::default()
+            }
         }
     }
 
@@ -269,7 +279,6 @@ impl<'a> Walk<'a> {
 
     fn create(&mut self, index: usize, kind: BufferKind, slot: Slot, value: Option<Value>) {
         let instruction = &self.schedule.instructions[index];
-        let operation = instruction.operation().expect("only what computes writes buffers");
         let part = instruction.part().expect("only instructions on parts write buffers");
         let block = match (*instruction, slot) {
             (Instruction::Reshard { pass, block, .. }, Slot::Resharded) => {
@@ -280,7 +289,11 @@ impl<'a> Walk<'a> {
         let sequences = self.schedule.share(block, part).expect("a part of the batch") as usize;
         let tokens = sequences * self.statics.model.sequence;
         let degree = self.schedule.degree(block);
-        let bytes = self.statics.model.slot_bytes(operation, slot, tokens, degree, self.workspace);
+        let bytes = match instruction.operation() {
+            Some(operation) => self.statics.model.slot_bytes(operation, slot, tokens, degree, self.workspace),
+            // What is received: an input, or the gradient of one.
+            None => Bytes((tokens * self.statics.model.hidden * size_of::<f32>()) as u64),
+        };
         if bytes.0 == 0 {
             return;
         }
@@ -342,12 +355,10 @@ impl<'a> Walk<'a> {
 fn parameter_shares(statics: &Statics) -> Vec<(u32, f64)> {
     let degrees: BTreeSet<u32> = statics.layout.degrees().iter().copied().collect();
     let share = |degree: u32| {
-        let (mut own, mut all) = (0, 0);
-        for parameter in &statics.parameters {
-            let elements = parameter.local_elements(degree);
-            all += elements;
-            own += if statics.degree(parameter.block) == degree { elements } else { 0 };
-        }
+        let all: usize = statics.parameters.iter().map(|parameter| parameter.local_elements(degree)).sum();
+        let of_degree = |index: &usize| statics.degree(statics.parameters[*index].block) == degree;
+        let updated = |index| statics.updated(index, 0).elements.len();
+        let own: usize = statics.held().filter(of_degree).map(updated).sum();
         (degree, own as f64 / all as f64)
     };
     degrees.into_iter().map(share).collect()
@@ -374,6 +385,7 @@ fn most_alive(buffers: &[Buffer], instructions: usize) -> (usize, usize) {
 fn at(schedule: &Schedule, instruction: &Instruction) -> Option<BlockId> {
     match *instruction {
         Instruction::Reshard { pass, block, .. } => Some(schedule.resharded(pass, block)[0]),
+        Instruction::Complete { pass: Pass::Forward, block, .. } => schedule.before(block),
         Instruction::Loss { .. } => Some(BlockId::Head),
         Instruction::Start { collective, .. } | Instruction::Sync { collective } => collective.block(),
         _ => instruction.block(),

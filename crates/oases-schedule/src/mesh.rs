@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::ids::parse_number;
 
-/// An axis of the mesh. `axis` is always the mesh; a tensor has dimensions.
+/// Between which ranks of the mesh a collective runs. `axis` is always the mesh; a tensor has dimensions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Axis {
     /// Replicas of the model that read different samples.
@@ -13,15 +13,24 @@ pub enum Axis {
     Pipeline,
     /// Shards of each block (tensor model parallelism, TMP).
     Tensor,
+    /// The first and the last stage, which may share a table.
+    Ends,
+    /// All ranks of all stages.
+    World,
 }
 
 impl Axis {
+    /// All of them.
+    pub const ALL: [Axis; 5] = [Axis::Data, Axis::Pipeline, Axis::Tensor, Axis::Ends, Axis::World];
+
     /// The spelling in the text form, after `@`.
     pub fn name(self) -> &'static str {
         match self {
             Axis::Data => "data",
             Axis::Pipeline => "pipeline",
             Axis::Tensor => "tensor",
+            Axis::Ends => "ends",
+            Axis::World => "world",
         }
     }
 }
@@ -59,19 +68,25 @@ impl Mesh {
         self.data * self.pipeline * self.tensor
     }
 
-    /// Ranks of a TMP group are neighbours, so that the axis with the most traffic stays inside a host.
+    /// Ranks of one pipeline stage: the group of its [`Layout`].
+    pub fn stage_ranks(self) -> u32 {
+        self.data * self.tensor
+    }
+
+    /// Ranks of a TMP group are neighbours, and so are those of a stage, so that the axes with the most traffic stay inside a
+    /// host.
     pub fn coordinates(self, world_rank: u32) -> Coordinates {
         assert!(world_rank < self.world_size(), "world rank {world_rank} outside of {self:?}");
         Coordinates {
             tp_rank: world_rank % self.tensor,
-            pipeline_rank: world_rank / self.tensor % self.pipeline,
-            data_rank: world_rank / self.tensor / self.pipeline,
+            data_rank: world_rank / self.tensor % self.data,
+            pipeline_rank: world_rank / self.tensor / self.data,
         }
     }
 
     /// The inverse of [`Mesh::coordinates`].
     pub fn world_rank(self, at: Coordinates) -> u32 {
-        (at.data_rank * self.pipeline + at.pipeline_rank) * self.tensor + at.tp_rank
+        (at.pipeline_rank * self.data + at.data_rank) * self.tensor + at.tp_rank
     }
 }
 
@@ -365,6 +380,7 @@ mod tests {
         }
         let neighbours: Vec<u32> = (4..8).map(|rank| mesh.coordinates(rank).tp_rank).collect();
         assert_eq!(neighbours, [0, 1, 2, 3]);
-        assert_eq!(mesh.coordinates(4).pipeline_rank, 1);
+        assert_eq!(mesh.coordinates(4), Coordinates { data_rank: 1, pipeline_rank: 0, tp_rank: 0 });
+        assert_eq!(mesh.coordinates(8).pipeline_rank, 1);
     }
 }

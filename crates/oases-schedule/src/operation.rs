@@ -4,7 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::ids::{BlockId, Cut, Pass, parse_number};
-use crate::schedule::{Extent, Instruction, Scope};
+use crate::instruction::Instruction;
+use crate::schedule::{Extent, Scope};
 
 /// A kind of block: what blocks of different layers have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -56,6 +57,8 @@ pub enum Operation {
     Tail(Direction, Family, u8, Cut),
     /// `reshard forward`, `reshard backward`: between two TMP degrees. On the sequences of the side that it comes from.
     Reshard(Direction),
+    /// `complete forward`, `complete backward`: before a transfer to another pipeline stage.
+    Complete(Direction),
     /// `loss`
     Loss,
     /// `backward attn`, `backward attn body`, `backward_input attn`, `backward_weight attn`
@@ -104,7 +107,7 @@ impl Operation {
             | Operation::Tail(_, family, _, _)
             | Operation::Backward(family, _) => Some(family),
             Operation::Loss => Some(Family::Head),
-            Operation::Reshard(_) | Operation::Norm | Operation::Step => None,
+            Operation::Reshard(_) | Operation::Complete(_) | Operation::Norm | Operation::Step => None,
         }
     }
 }
@@ -119,6 +122,7 @@ impl Instruction {
                 Operation::Tail(pass.into(), block.into(), piece.of, piece.cut)
             }
             Instruction::Reshard { pass, .. } => Operation::Reshard(pass.into()),
+            Instruction::Complete { pass, .. } => Operation::Complete(pass.into()),
             Instruction::Loss { .. } => Operation::Loss,
             Instruction::Backward { block, scope, .. } => Operation::Backward(block.into(), scope),
             Instruction::Norm => Operation::Norm,
@@ -150,6 +154,7 @@ impl fmt::Display for Operation {
                 write!(f, "{pass} {} tail {of}{unit}", family.name())
             }
             Operation::Reshard(direction) => write!(f, "reshard {}", direction.name()),
+            Operation::Complete(direction) => write!(f, "complete {}", direction.name()),
             Operation::Loss => write!(f, "loss"),
             Operation::Backward(family, scope) => match scope {
                 Scope::All => write!(f, "backward {}", family.name()),
@@ -193,6 +198,8 @@ impl FromStr for Operation {
             ["recompute", name, "output"] => Operation::Recompute(family(name)?, Extent::Output),
             ["reshard", "forward"] => Operation::Reshard(Direction::Forward),
             ["reshard", "backward"] => Operation::Reshard(Direction::Backward),
+            ["complete", "forward"] => Operation::Complete(Direction::Forward),
+            ["complete", "backward"] => Operation::Complete(Direction::Backward),
             ["loss"] => Operation::Loss,
             ["backward", name] => Operation::Backward(family(name)?, Scope::All),
             ["backward", name, "body"] => Operation::Backward(family(name)?, Scope::Body),
@@ -225,6 +232,8 @@ mod tests {
             "backward head",
             "reshard forward",
             "reshard backward",
+            "complete forward",
+            "complete backward",
             "loss",
             "norm",
         ] {

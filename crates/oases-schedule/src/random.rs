@@ -9,9 +9,9 @@
 use std::collections::BTreeSet;
 
 use crate::ids::{BlockId, CollectiveId, Cut, PartId, Pass, Piece};
-use crate::mesh::Axis;
+use crate::instruction::Instruction;
 use crate::passes::{Request, VARIANTS};
-use crate::schedule::{Extent, Instruction, Keep, Schedule, Scope};
+use crate::schedule::{Extent, Keep, Schedule, Scope};
 use crate::verify::verify;
 
 /// Candidates that [`schedule`] looks at before it gives up.
@@ -330,8 +330,8 @@ impl<'a> Graph<'a> {
 
     /// Adds a collective where it has something to do; returns from where on its result may be used.
     fn add_collective(&mut self, collective: CollectiveId, after: Vec<usize>) -> Vec<usize> {
-        let Some((kind, grouping)) = self.schedule.collective(collective) else { return after };
-        let start = self.add(Instruction::Start { collective, kind, axis: Axis::Tensor, grouping }, after);
+        let Some((kind, axis, grouping)) = self.schedule.collective(collective) else { return after };
+        let start = self.add(Instruction::Start { collective, kind, axis, grouping }, after);
         vec![self.add(Instruction::Sync { collective }, [start])]
     }
 

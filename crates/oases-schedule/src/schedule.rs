@@ -1,9 +1,9 @@
-//! A schedule as a value: the instruction set, and one training step as a list of instructions.
+//! A schedule as a value: one training step of one pipeline stage as a list of instructions.
 
-use std::fmt;
-
-use crate::ids::{BlockId, CollectiveId, PartId, Pass, Piece};
+use crate::ids::{BlockId, CollectiveId, PartId, Pass};
+use crate::instruction::Instruction;
 use crate::mesh::{Axis, Grouping, Layout};
+use crate::stage::{Optimizer, Stage};
 
 /// What a forward leaves behind for the backward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -87,218 +87,32 @@ pub enum CollectiveKind {
     AllReduce,
     /// Every rank's slot, on every rank.
     AllGather,
+    /// The sum over the ranks, each rank's slot of it on that rank.
+    ReduceScatter,
+    /// To the rank at the same place of another pipeline stage. It is done when that one has it.
+    Send,
+    /// From the rank at the same place of another pipeline stage.
+    Recv,
 }
 
 impl CollectiveKind {
+    /// All of them.
+    pub const ALL: [CollectiveKind; 5] = [
+        CollectiveKind::AllReduce,
+        CollectiveKind::AllGather,
+        CollectiveKind::ReduceScatter,
+        CollectiveKind::Send,
+        CollectiveKind::Recv,
+    ];
+
     /// The spelling in the text form.
     pub fn name(self) -> &'static str {
         match self {
             CollectiveKind::AllReduce => "all_reduce",
             CollectiveKind::AllGather => "all_gather",
-        }
-    }
-}
-
-/// One instruction. The set is closed: the interpreter, the simulator and the verifier each match on it in one place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Instruction {
-    /// Partial output of a block from its input. First completes that input: residual plus the reduced output of the
-    /// block before.
-    Forward {
-        /// The block.
-        block: BlockId,
-        /// The part of the batch.
-        part: PartId,
-        /// What stays for backward.
-        keep: Keep,
-        /// How far: [`Extent::Output`], or [`Extent::Body`] where pieces follow.
-        extent: Extent,
-    },
-    /// Rebuilds from the input what backward reads. First completes the input, as forward does, where it was not kept.
-    Recompute {
-        /// The block.
-        block: BlockId,
-        /// The part of the batch.
-        part: PartId,
-        /// How far.
-        extent: Extent,
-    },
-    /// Loss of a part from the gathered statistics of its logits.
-    Loss {
-        /// The part of the batch.
-        part: PartId,
-    },
-    /// A piece of the matrix product that ends a pass through a block. In backward, the normalisation of these rows too.
-    Tail {
-        /// Which pass.
-        pass: Pass,
-        /// The block.
-        block: BlockId,
-        /// The part of the batch.
-        part: PartId,
-        /// The piece.
-        piece: Piece,
-    },
-    /// Partial gradient of a block's input, and the gradients of its parameters.
-    Backward {
-        /// The block.
-        block: BlockId,
-        /// The part of the batch.
-        part: PartId,
-        /// Which of these gradients.
-        scope: Scope,
-    },
-    /// Where the TMP degree changes before a block: completes the block's input, or in backward its gradient, and puts this
-    /// rank's sequences of it where the other side wants them. Where that side has more of them on a rank, the rest comes by
-    /// a collective.
-    Reshard {
-        /// In which pass.
-        pass: Pass,
-        /// The block before which the degree changes.
-        block: BlockId,
-        /// The part of the batch.
-        part: PartId,
-    },
-    /// Starts a collective on the communication stream.
-    Start {
-        /// Which collective.
-        collective: CollectiveId,
-        /// What it does.
-        kind: CollectiveKind,
-        /// Over which axis of the mesh.
-        axis: Axis,
-        /// Between which ranks of the axis.
-        grouping: Grouping,
-    },
-    /// What follows may use the collective's result.
-    Sync {
-        /// Which collective.
-        collective: CollectiveId,
-    },
-    /// This rank's share of the squared gradient norm.
-    Norm,
-    /// Clips by the norm and updates the parameters.
-    Step,
-}
-
-impl Instruction {
-    /// The part of the batch it works on, if on one.
-    pub fn part(&self) -> Option<PartId> {
-        match *self {
-            Instruction::Forward { part, .. }
-            | Instruction::Recompute { part, .. }
-            | Instruction::Loss { part }
-            | Instruction::Tail { part, .. }
-            | Instruction::Reshard { part, .. }
-            | Instruction::Backward { part, .. } => Some(part),
-            Instruction::Start { collective, .. } | Instruction::Sync { collective } => collective.part(),
-            Instruction::Norm | Instruction::Step => None,
-        }
-    }
-
-    /// The same instruction on another part. Panics for one that works on none.
-    pub fn with_part(mut self, new: PartId) -> Instruction {
-        match &mut self {
-            Instruction::Forward { part, .. }
-            | Instruction::Recompute { part, .. }
-            | Instruction::Loss { part }
-            | Instruction::Tail { part, .. }
-            | Instruction::Reshard { part, .. }
-            | Instruction::Backward { part, .. }
-            | Instruction::Start {
-                collective: CollectiveId::Block { part, .. } | CollectiveId::Reshard { part, .. },
-                ..
-            }
-            | Instruction::Sync {
-                collective: CollectiveId::Block { part, .. } | CollectiveId::Reshard { part, .. },
-            } => *part = new,
-            _ => panic!("`{self}` works on no part of the batch"),
-        }
-        self
-    }
-
-    /// The block that it computes on, if on one.
-    pub fn block(&self) -> Option<BlockId> {
-        match *self {
-            Instruction::Forward { block, .. }
-            | Instruction::Recompute { block, .. }
-            | Instruction::Tail { block, .. }
-            | Instruction::Reshard { block, .. }
-            | Instruction::Backward { block, .. } => Some(block),
-            _ => None,
-        }
-    }
-
-    /// The pass over the chain to which it belongs; `None` for the loss, the norm, the step and their collectives.
-    pub fn pass(&self) -> Option<Pass> {
-        match *self {
-            Instruction::Forward { .. } => Some(Pass::Forward),
-            Instruction::Recompute { .. } => Some(Pass::Recompute),
-            Instruction::Backward { .. } => Some(Pass::Backward),
-            Instruction::Tail { pass, .. } | Instruction::Reshard { pass, .. } => Some(pass),
-            Instruction::Start { collective, .. } | Instruction::Sync { collective } => match collective {
-                CollectiveId::Block { pass, .. } | CollectiveId::Reshard { pass, .. } => Some(pass),
-                CollectiveId::Replicas(_) | CollectiveId::Gradients(_) | CollectiveId::Norm => None,
-            },
-            Instruction::Loss { .. } | Instruction::Norm | Instruction::Step => None,
-        }
-    }
-
-    /// The collective that completes what this instruction leaves partial.
-    pub fn produces(&self) -> Option<CollectiveId> {
-        let whole = |pass, block, part| Some(CollectiveId::Block { pass, block, part, piece: None });
-        match *self {
-            Instruction::Forward { block, part, extent: Extent::Output, .. } => {
-                whole(Pass::Forward, block, part)
-            }
-            Instruction::Recompute { block, part, extent: Extent::Output } => {
-                whole(Pass::Recompute, block, part)
-            }
-            Instruction::Backward { block, part, scope: Scope::All | Scope::Input }
-                if block != BlockId::Embed =>
-            {
-                whole(Pass::Backward, block, part)
-            }
-            Instruction::Tail { pass, block, part, piece } => {
-                Some(CollectiveId::Block { pass, block, part, piece: Some(piece) })
-            }
-            Instruction::Reshard { pass, block, part } => Some(CollectiveId::Reshard { pass, block, part }),
-            Instruction::Norm => Some(CollectiveId::Norm),
-            _ => None,
-        }
-    }
-}
-
-impl fmt::Display for Instruction {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Instruction::Forward { block, part, keep, extent } => {
-                write!(f, "forward   {block} {part} keep={}", keep.name())?;
-                f.write_str(if *extent == Extent::Body { " body" } else { "" })
-            }
-            Instruction::Recompute { block, part, extent } => {
-                let space = if *extent == Extent::Saved { "" } else { " " };
-                write!(f, "recompute {block} {part}{space}{}", extent.word())
-            }
-            Instruction::Tail { pass, block, part, piece } => {
-                write!(f, "{:<9} {block} {part} tail {piece}", pass.name())
-            }
-            Instruction::Loss { part } => write!(f, "loss      {part}"),
-            Instruction::Backward { block, part, scope } => match scope {
-                Scope::All => write!(f, "backward  {block} {part}"),
-                Scope::Body => write!(f, "backward  {block} {part} body"),
-                Scope::Input => write!(f, "backward_input  {block} {part}"),
-                Scope::Weight => write!(f, "backward_weight {block} {part}"),
-            },
-            Instruction::Reshard { pass, block, part } => {
-                write!(f, "{:<9} {block} {part} reshard", pass.name())
-            }
-            Instruction::Start { collective, kind, axis, grouping } => {
-                write!(f, "start     {collective} {} @{}{grouping}", kind.name(), axis.name())
-            }
-            Instruction::Sync { collective } => write!(f, "sync      {collective}"),
-            Instruction::Norm => write!(f, "norm"),
-            Instruction::Step => write!(f, "step"),
+            CollectiveKind::ReduceScatter => "reduce_scatter",
+            CollectiveKind::Send => "send",
+            CollectiveKind::Recv => "recv",
         }
     }
 }
@@ -321,6 +135,10 @@ pub struct Schedule {
     pub layers: u32,
     /// TMP degree of each block of the chain.
     pub layout: Layout,
+    /// The pipeline stage that it is for.
+    pub stage: Stage,
+    /// Where the optimizer's moments are.
+    pub optimizer: Optimizer,
     /// The parts of the batch, in sample order.
     pub parts: Vec<Part>,
     /// The step.
@@ -333,21 +151,27 @@ impl Schedule {
         2 * layers as usize + 2
     }
 
-    /// The blocks in the order of computation.
+    /// The blocks of this stage, in the order of computation.
     pub fn chain(&self) -> impl DoubleEndedIterator<Item = BlockId> + use<> {
-        let layers = (0..self.layers).flat_map(|layer| [BlockId::Attn(layer), BlockId::Mlp(layer)]);
-        std::iter::once(BlockId::Embed).chain(layers).chain(std::iter::once(BlockId::Head))
+        let (layers, blocks, stages) =
+            (self.layers, Schedule::blocks(self.layers), self.stage.stages.clone());
+        let positions = self.stage.chunks().flat_map(move |chunk| stages.range(chunk, blocks));
+        positions.map(move |position| BlockId::at(position, layers))
     }
 
-    /// Where a block stands in the chain, or `None` where the chain has no such block.
+    /// Where a block stands in the whole chain, or `None` where the chain has no such block.
     pub fn position(&self, block: BlockId) -> Option<usize> {
-        match block {
-            BlockId::Embed => Some(0),
-            BlockId::Attn(layer) if layer < self.layers => Some(1 + 2 * layer as usize),
-            BlockId::Mlp(layer) if layer < self.layers => Some(2 + 2 * layer as usize),
-            BlockId::Head => Some(1 + 2 * self.layers as usize),
-            BlockId::Attn(_) | BlockId::Mlp(_) => None,
-        }
+        block.position(self.layers)
+    }
+
+    /// Whether this stage runs the block.
+    pub fn runs(&self, block: BlockId) -> bool {
+        self.position(block).is_some_and(|position| self.stage.runs(position))
+    }
+
+    /// Whether the chain crosses to another stage before the block.
+    pub fn crosses(&self, block: BlockId) -> bool {
+        self.position(block).is_some_and(|position| self.stage.stages.crosses(position))
     }
 
     /// The block whose output this block reads.
@@ -395,29 +219,66 @@ impl Schedule {
         self.sequences(part).map(|sequences| sequences / replicas)
     }
 
-    /// What a collective does and between which ranks, or `None` where it has nothing to do.
-    pub fn collective(&self, collective: CollectiveId) -> Option<(CollectiveKind, Grouping)> {
+    /// What a collective does and between which ranks, or `None` where it has nothing to do on this stage.
+    pub fn collective(&self, collective: CollectiveId) -> Option<(CollectiveKind, Axis, Grouping)> {
         let group = self.layout.group();
-        let (kind, size, stride) = match collective {
+        let (kind, axis, size, stride) = match collective {
             CollectiveId::Block { pass, block, .. } => {
                 let gathers = pass == Pass::Forward && block == BlockId::Head;
                 let kind = if gathers { CollectiveKind::AllGather } else { CollectiveKind::AllReduce };
-                (kind, self.degree(block), 1)
+                (kind, Axis::Tensor, self.degree(block), 1)
             }
             CollectiveId::Reshard { pass, block, .. } => {
                 self.border(block)?;
                 let [from, to] = self.resharded(pass, block).map(|block| self.degree(block));
-                (CollectiveKind::AllGather, to / from, from)
+                (CollectiveKind::AllGather, Axis::Tensor, to / from, from)
             }
-            // The head's gradients travel with the embedding's: they may be one tensor.
-            CollectiveId::Replicas(BlockId::Head) => return None,
+            CollectiveId::Transfer { pass, block, .. } => {
+                let kind = self.transfer(pass, block)?;
+                return Some((kind, Axis::Pipeline, Grouping::Whole));
+            }
             CollectiveId::Replicas(block) => {
-                let degree = self.degree(block);
-                (CollectiveKind::AllReduce, group / degree, degree)
+                let (size, stride) = self.replicas(block)?;
+                let kind = match self.optimizer {
+                    Optimizer::Whole => CollectiveKind::AllReduce,
+                    Optimizer::Sharded => CollectiveKind::ReduceScatter,
+                };
+                (kind, Axis::Data, size, stride)
             }
-            CollectiveId::Gradients(_) | CollectiveId::Norm => (CollectiveKind::AllReduce, group, 1),
+            CollectiveId::Weights(block) => {
+                let (size, stride) = self.replicas(block).filter(|_| self.optimizer == Optimizer::Sharded)?;
+                (CollectiveKind::AllGather, Axis::Data, size, stride)
+            }
+            CollectiveId::Table => {
+                let table = (CollectiveKind::AllReduce, Axis::Ends, Grouping::Whole);
+                return self.stage.shares_table().then_some(table);
+            }
+            CollectiveId::Norm if self.stage.stages.count() > 1 => {
+                return Some((CollectiveKind::AllReduce, Axis::World, Grouping::Whole));
+            }
+            CollectiveId::Gradients(_) | CollectiveId::Norm => {
+                (CollectiveKind::AllReduce, Axis::Tensor, group, 1)
+            }
         };
-        (size > 1).then(|| (kind, Grouping::new(size, stride, group)))
+        (size > 1).then(|| (kind, axis, Grouping::new(size, stride, group)))
+    }
+
+    /// How many replicas a block has, and how far they are apart; `None` where its gradients travel with another's.
+    fn replicas(&self, block: BlockId) -> Option<(u32, u32)> {
+        // The head's travel with the embedding's on one stage: they may be one tensor.
+        let with_embedding = block == BlockId::Head && self.runs(BlockId::Embed);
+        let degree = self.degree(block);
+        (self.runs(block) && !with_embedding).then_some((self.layout.group() / degree, degree))
+    }
+
+    /// Which end of a transfer this stage is, if it is one.
+    fn transfer(&self, pass: Pass, block: BlockId) -> Option<CollectiveKind> {
+        let before = self.before(block).filter(|_| self.crosses(block))?;
+        match (self.runs(before), self.runs(block), pass) {
+            (true, _, Pass::Forward) | (_, true, Pass::Backward) => Some(CollectiveKind::Send),
+            (_, true, Pass::Forward) | (true, _, Pass::Backward) => Some(CollectiveKind::Recv),
+            _ => None,
+        }
     }
 
     /// Sequences in a part.

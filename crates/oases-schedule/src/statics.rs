@@ -3,15 +3,21 @@
 //! Weights, gradients and both moments are four copies of one region, so that a parameter has the same place in each.
 //! The region is sorted by what its gradients need: those of blocks without replicas first, sharded ones, then whole ones; then
 //! block by block those that replicas sum; then the partial ones. So every reduction is one collective, and what counts in a
-//! rank's norm is few ranges.
+//! rank's norm is few ranges. Where the optimizer is sharded, the regions of the moments hold one replica's slot of what replicas sum.
+//!
+//! A pipeline stage holds the parameters of its blocks; the last one also the table of a tied head, as a copy.
+
+mod region;
 
 use std::ops::Range;
 
+use self::region::{Bucket, Region};
 use crate::ids::BlockId;
 use crate::mesh::Layout;
 use crate::model::Model;
 use crate::parameters::{GradientKind, Parameter, Role};
 use crate::schedule::Schedule;
+use crate::stage::{Optimizer, Stage};
 use crate::units::Span;
 
 /// What the arena is for.
@@ -39,17 +45,22 @@ pub struct Statics {
     pub model: Model,
     /// TMP degree of every block.
     pub layout: Layout,
+    /// The pipeline stage.
+    pub stage: Stage,
+    /// Where the moments are.
+    pub optimizer: Optimizer,
     /// What the arena is for.
     pub purpose: Purpose,
     /// The full model's parameters.
     pub parameters: Vec<Parameter>,
-    /// Offset of each parameter inside the region.
-    offsets: Vec<usize>,
+    /// Offset of each parameter inside the region; `None` for what other stages hold.
+    offsets: Vec<Option<usize>>,
     by_role: Vec<[Placed; Role::COUNT]>,
     /// Bytes of one copy of the region.
     region: usize,
-    /// Of each block with replicas, what its replicas sum: a range of the region.
-    replicated: Vec<(BlockId, Range<usize>)>,
+    /// Bytes of one moment.
+    moments: usize,
+    buckets: Vec<Bucket>,
     partial: usize,
     /// Gradients that count in the norm, by rank.
     counted: Vec<Vec<Span>>,
@@ -69,107 +80,82 @@ fn align(offset: usize) -> usize {
     offset.next_multiple_of(Span::ALIGNMENT)
 }
 
-/// Where a block stands in the chain.
-fn position(model: &Model, block: BlockId) -> usize {
-    match block {
-        BlockId::Embed => 0,
-        BlockId::Attn(layer) => 1 + 2 * layer as usize,
-        BlockId::Mlp(layer) => 2 + 2 * layer as usize,
-        BlockId::Head => 1 + 2 * model.layers as usize,
-    }
-}
-
 /// The blocks that own a bucket of gradients, where they have replicas.
 fn chain(model: &Model) -> impl Iterator<Item = BlockId> {
-    let layers = (0..model.layers).flat_map(|layer| [BlockId::Attn(layer), BlockId::Mlp(layer)]);
-    std::iter::once(BlockId::Embed).chain(layers)
+    let layers = model.layers;
+    (0..Schedule::blocks(layers)).map(move |position| BlockId::at(position, layers))
 }
 
-/// The block with whose gradients those of this one are summed over replicas: the head's with the embedding's.
-fn summed_with(block: BlockId) -> BlockId {
-    if block == BlockId::Head { BlockId::Embed } else { block }
+fn position(model: &Model, block: BlockId) -> usize {
+    block.position(model.layers).expect("a block of the model")
 }
 
-/// Parameters one behind the other.
-struct Region<'a> {
-    parameters: &'a [Parameter],
-    model: &'a Model,
-    layout: &'a Layout,
-    offsets: Vec<usize>,
-    end: usize,
-    /// The gradients of each section: how many of the first ranks hold something that no rank before them does, and where.
-    sections: Vec<(u32, Range<usize>)>,
-}
-
-impl Region<'_> {
-    fn degree(&self, parameter: &Parameter) -> u32 {
-        self.layout.degree(position(self.model, parameter.block))
-    }
-
-    /// Appends the parameters of a kind that are wanted, and returns where they are.
-    fn section(&mut self, kind: GradientKind, wanted: impl Fn(&Parameter) -> bool) -> Range<usize> {
-        let start = self.end;
-        let mut previous = None;
-        let mut holders = 1;
-        for (index, parameter) in self.parameters.iter().enumerate() {
-            if parameter.gradient != kind || !wanted(parameter) {
-                continue;
-            }
-            // Neighbours of one role are one operand, without a gap between them.
-            if previous != Some((parameter.block, parameter.role)) {
-                self.end = align(self.end);
-            }
-            previous = Some((parameter.block, parameter.role));
-            let degree = self.degree(parameter);
-            self.offsets[index] = self.end;
-            self.end += parameter.local_elements(degree) * size_of::<f32>();
-            if kind == GradientKind::Sharded {
-                holders = degree;
-            }
-        }
-        self.end = align(self.end);
-        self.sections.push((holders, start..self.end));
-        start..self.end
-    }
-
-    /// Of the gradients, those that count in the norm of a rank, so that each counts once: neighbours as one span.
-    fn counted(&self, tp_rank: u32) -> Vec<Span> {
-        let mut spans: Vec<Span> = Vec::new();
-        for (_, range) in
-            self.sections.iter().filter(|(holders, range)| tp_rank < *holders && !range.is_empty())
-        {
-            let span = Span { offset: self.end + range.start, bytes: range.len() };
-            match spans.last_mut().filter(|last| last.end() == span.offset) {
-                Some(last) => last.bytes += span.bytes,
-                None => spans.push(span),
-            }
-        }
-        spans
-    }
+/// What a rank updates of a parameter, and where: all that it holds of it, or with a sharded optimizer its replica's share.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Updated {
+    /// Elements of the rank's shard of the parameter, counted flat.
+    pub elements: Range<usize>,
+    /// Their values.
+    pub weight: Span,
+    /// Their gradients.
+    pub gradient: Span,
+    /// Their first and second moments.
+    pub moments: [Span; 2],
 }
 
 impl Statics {
-    /// Lays out `model` over a TMP group, with room for `sequences` sequences and `parts` parts in a step.
+    /// Lays out `model` over the group of a single stage, with room for `sequences` sequences and `parts` parts in a step.
     pub fn new(model: &Model, layout: &Layout, purpose: Purpose, sequences: u32, parts: usize) -> Statics {
+        let whole = (&Stage::whole(), Optimizer::Whole);
+        Statics::lay_out(model, layout, whole, purpose, (sequences, parts))
+    }
+
+    /// Lays out what the stage of `schedule` holds of `model`, with room for `sequences` sequences in a step.
+    pub fn of(model: &Model, schedule: &Schedule, purpose: Purpose, sequences: u32) -> Statics {
+        let Schedule { layout, stage, optimizer, parts, .. } = schedule;
+        Statics::lay_out(model, layout, (stage, *optimizer), purpose, (sequences, parts.len()))
+    }
+
+    fn lay_out(
+        model: &Model,
+        layout: &Layout,
+        (stage, optimizer): (&Stage, Optimizer),
+        purpose: Purpose,
+        (sequences, parts): (u32, usize),
+    ) -> Statics {
         let parameters = model.parameters();
-        let offsets = vec![0; parameters.len()];
+        let offsets = vec![None; parameters.len()];
+        let (sections, buckets) = (Vec::new(), Vec::new());
         let mut region =
-            Region { parameters: &parameters, model, layout, offsets, end: 0, sections: Vec::new() };
-        let alone = |parameter: &Parameter| layout.degree(position(model, parameter.block)) == layout.group();
+            Region { parameters: &parameters, model, layout, stage, offsets, end: 0, sections, buckets };
+        let alone = |region: &Region<'_>, parameter: &Parameter| {
+            let alone = region.degree(parameter.block) == layout.group();
+            alone && region.owner(parameter).is_some() && !region.is_copy(parameter)
+        };
+        let copy = |region: &Region<'_>, parameter: &Parameter| {
+            region.degree(parameter.block) == layout.group() && region.is_copy(parameter)
+        };
+        region.section(GradientKind::Sharded, copy);
         region.section(GradientKind::Sharded, alone);
         region.section(GradientKind::Full, alone);
-        let mut replicated = Vec::new();
+        let before_buckets = region.end;
         for block in chain(model).filter(|&block| layout.degree(position(model, block)) < layout.group()) {
-            let own = |parameter: &Parameter| summed_with(parameter.block) == block;
-            let start = region.section(GradientKind::Sharded, own).start;
-            let end = region.section(GradientKind::Full, own).end;
-            replicated.push((block, start..end));
+            region.bucket(block);
         }
-        let partial = region.section(GradientKind::Partial, |_| true).start;
+        let held = |region: &Region<'_>, parameter: &Parameter| region.owner(parameter).is_some();
+        let partial = region.section(GradientKind::Partial, held).start;
         let counted = (0..layout.group()).map(|tp_rank| region.counted(tp_rank)).collect();
-        let Region { offsets, end: region, .. } = region;
-        let copies = if purpose == Purpose::Training { 4 } else { 1 };
-        let mut bytes = copies * region;
+        let Region { offsets, end: region, mut buckets, .. } = region;
+        let mut moments = before_buckets;
+        for bucket in &mut buckets {
+            bucket.moments = moments;
+            moments += bucket.slot(0).len();
+        }
+        let moments = match optimizer {
+            Optimizer::Whole => region,
+            Optimizer::Sharded => moments + region - partial,
+        };
+        let mut bytes = if purpose == Purpose::Training { 2 * region + 2 * moments } else { region };
         let mut place = |elements: usize| {
             let span = Span { offset: bytes, bytes: elements * size_of::<u32>() };
             bytes = align(span.end());
@@ -182,12 +168,15 @@ impl Statics {
         let mut statics = Statics {
             model: model.clone(),
             layout: layout.clone(),
+            stage: stage.clone(),
+            optimizer,
             purpose,
             parameters,
             offsets,
             by_role: Vec::new(),
             region,
-            replicated,
+            moments,
+            buckets,
             partial,
             counted,
             tokens,
@@ -210,9 +199,21 @@ impl Statics {
         tp_rank % self.degree(block)
     }
 
+    /// The indices of the parameters that this stage holds.
+    pub fn held(&self) -> impl Iterator<Item = usize> {
+        self.offsets.iter().enumerate().filter_map(|(index, offset)| offset.map(|_| index))
+    }
+
+    /// Whether parameter `index` is this stage's copy of a table that the first stage has as well.
+    pub fn is_copy(&self, index: usize) -> bool {
+        let position = position(&self.model, self.parameters[index].block);
+        self.offsets[index].is_some() && !self.stage.runs(position)
+    }
+
     fn index_roles(&self) -> Vec<[Placed; Role::COUNT]> {
         let mut by_role = vec![[Placed::default(); Role::COUNT]; Schedule::blocks(self.model.layers)];
-        for (index, parameter) in self.parameters.iter().enumerate() {
+        for index in self.held() {
+            let parameter = &self.parameters[index];
             let entry = &mut by_role[position(&self.model, parameter.block)][parameter.role as usize];
             let own = self.placed(index);
             if entry.weight.bytes == 0 {
@@ -231,22 +232,67 @@ impl Statics {
         by_role
     }
 
-    fn copy(&self, copy: usize, index: usize) -> Span {
+    /// Where a parameter is in the region. Panics for one that another stage holds.
+    fn range(&self, index: usize) -> Range<usize> {
         let parameter = &self.parameters[index];
-        let bytes = parameter.local_elements(self.degree(parameter.block)) * size_of::<f32>();
-        Span { offset: copy * self.region + self.offsets[index], bytes }
+        let start = self.offsets[index].unwrap_or_else(|| panic!("{} is on another stage", parameter.name));
+        start..start + parameter.local_elements(self.degree(parameter.block)) * size_of::<f32>()
     }
 
-    /// Weight and gradient of parameter `index`. Without training, the gradient is empty.
+    /// Weight and gradient of parameter `index`, which this stage holds. Without training, the gradient is empty.
     pub fn placed(&self, index: usize) -> Placed {
-        let gradient = if self.purpose == Purpose::Training { self.copy(1, index) } else { Span::default() };
-        Placed { weight: self.copy(0, index), gradient }
+        let range = self.range(index);
+        let copy = |copy: usize| Span { offset: copy * self.region + range.start, bytes: range.len() };
+        let gradient = if self.purpose == Purpose::Training { copy(1) } else { Span::default() };
+        Placed { weight: copy(0), gradient }
     }
 
-    /// First and second moment of parameter `index`. Panics without training.
+    /// What a rank updates of parameter `index`, which this stage holds; no elements where other replicas update all of it. Without
+    /// training there are no gradients and moments in these places.
+    pub fn updated(&self, index: usize, tp_rank: u32) -> Updated {
+        let all = self.range(index);
+        let bucket = self.buckets.iter().find(|bucket| bucket.range.contains(&all.start));
+        let (range, moments) = match (self.optimizer, bucket) {
+            (Optimizer::Whole, _) => (all.clone(), all.start),
+            (Optimizer::Sharded, Some(bucket)) => {
+                let slot = bucket.slot(tp_rank);
+                let range = all.start.max(slot.start)..all.end.min(slot.end);
+                if range.is_empty() {
+                    return Updated::default();
+                }
+                (range.clone(), bucket.moments + range.start - slot.start)
+            }
+            // Behind the buckets, by as much earlier as these are smaller.
+            (Optimizer::Sharded, None) if all.start >= self.partial => {
+                (all.clone(), all.start - (self.region - self.moments))
+            }
+            (Optimizer::Sharded, None) => (all.clone(), all.start),
+        };
+        let bytes = range.len();
+        let at = |offset: usize| Span { offset, bytes };
+        let first = 2 * self.region + moments;
+        let elements =
+            (range.start - all.start) / size_of::<f32>()..(range.end - all.start) / size_of::<f32>();
+        Updated {
+            elements,
+            weight: at(range.start),
+            gradient: at(self.region + range.start),
+            moments: [at(first), at(first + self.moments)],
+        }
+    }
+
+    /// Whether the replicas of parameter `index` share its moments.
+    pub fn shares_moments(&self, index: usize) -> bool {
+        let start = self.range(index).start;
+        self.optimizer == Optimizer::Sharded
+            && self.buckets.iter().any(|bucket| bucket.range.contains(&start))
+    }
+
+    /// First and second moment of parameter `index`. Panics without training, and where they are sharded.
     pub fn moments(&self, index: usize) -> [Span; 2] {
         assert_eq!(self.purpose, Purpose::Training, "inference keeps no moments");
-        [self.copy(2, index), self.copy(3, index)]
+        assert_eq!(self.optimizer, Optimizer::Whole, "each replica has its share of the moments");
+        self.updated(index, 0).moments
     }
 
     /// All parameters of one role in a block, as one operand.
@@ -273,11 +319,21 @@ impl Statics {
         &self.counted[tp_rank as usize]
     }
 
-    /// Gradients of a block that its replicas sum, as one bucket; the embedding's with the head's. Empty without replicas.
+    /// Gradients of a block that its replicas sum, as one bucket; the embedding's with the head's of one stage. Empty without replicas.
+    /// It falls into equal slots, one per replica.
     pub fn replicated_gradients(&self, block: BlockId) -> Span {
-        let found = self.replicated.iter().find(|(replicated, _)| *replicated == block);
-        found.map_or(Span::default(), |(_, range)| Span {
-            offset: self.region + range.start,
+        self.bucket(block, self.region)
+    }
+
+    /// The weights to [`Statics::replicated_gradients`].
+    pub fn replicated_weights(&self, block: BlockId) -> Span {
+        self.bucket(block, 0)
+    }
+
+    fn bucket(&self, block: BlockId, copy: usize) -> Span {
+        let found = self.buckets.iter().find(|bucket| bucket.block == block);
+        found.map_or(Span::default(), |Bucket { range, .. }| Span {
+            offset: copy + range.start,
             bytes: range.len(),
         })
     }
@@ -287,6 +343,11 @@ impl Statics {
         Span { offset: self.region + self.partial, bytes: self.region - self.partial }
     }
 
+    /// Gradient of the table that the first and the last stage share.
+    pub fn table_gradient(&self) -> Span {
+        self.role(BlockId::Embed, Role::Tokens).gradient
+    }
+
     /// Bytes of one copy of the parameters, padding included.
     pub fn region_bytes(&self) -> usize {
         self.region
@@ -294,90 +355,4 @@ impl Statics {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn places_are_disjoint_and_inside() {
-        for (tensor, tied) in [(1, true), (4, true), (2, false), (4, false)] {
-            let model = Model { tied, ..Model::gpt(2, 16, 4, 8, 30) };
-            let statics = Statics::new(&model, &Layout::uniform(tensor, 6), Purpose::Training, 3, 2);
-            let mut spans = vec![statics.tokens, statics.targets, statics.losses, statics.norm];
-            for index in 0..statics.parameters.len() {
-                let placed = statics.placed(index);
-                spans.extend([placed.weight, placed.gradient]);
-                spans.extend(statics.moments(index));
-            }
-            for (index, span) in spans.iter().enumerate() {
-                assert!(span.end() <= statics.bytes);
-                assert!(spans[..index].iter().all(|other| !other.overlaps(*span)));
-            }
-        }
-    }
-
-    #[test]
-    fn queries_keys_and_values_are_one_operand() {
-        let statics =
-            Statics::new(&Model::gpt(2, 16, 4, 8, 30), &Layout::uniform(4, 6), Purpose::Training, 1, 1);
-        let fused = statics.role(BlockId::Attn(1), Role::InWeight);
-        assert_eq!(fused.weight.bytes, 3 * 4 * 16 * 4);
-        assert_eq!(statics.role(BlockId::Attn(1), Role::InBias).gradient.bytes, 3 * 4 * 4);
-        assert_eq!(statics.role(BlockId::Attn(1), Role::Tokens), Placed::default());
-    }
-
-    fn layouts() -> Vec<Layout> {
-        let mixed = ["2", "1", "4", "1 of 4", "2 of 4", "4*2 1*3 4*1", "2*1 4*2 1*1 2*2"];
-        mixed.iter().map(|text| Layout::parse(text, 6).unwrap()).collect()
-    }
-
-    #[test]
-    fn a_bucket_holds_what_its_replicas_sum() {
-        for layout in layouts() {
-            let statics = Statics::new(
-                &Model { tied: false, ..Model::gpt(2, 16, 4, 8, 30) },
-                &layout,
-                Purpose::Training,
-                1,
-                1,
-            );
-            for (index, parameter) in statics.parameters.iter().enumerate() {
-                let gradient = statics.placed(index).gradient;
-                let inside = |range: Span| gradient.offset >= range.offset && gradient.end() <= range.end();
-                let partial = parameter.gradient == GradientKind::Partial;
-                assert_eq!(inside(statics.partial_gradients()), partial);
-                let block = summed_with(parameter.block);
-                let replicated = statics.degree(block) < layout.group() && !partial;
-                assert_eq!(
-                    inside(statics.replicated_gradients(block)),
-                    replicated,
-                    "{} {layout}",
-                    parameter.name
-                );
-            }
-        }
-    }
-
-    /// Counts how often each element of the full gradient is in a range of some rank.
-    #[test]
-    fn every_gradient_counts_once_in_the_norm() {
-        for layout in layouts() {
-            let statics = Statics::new(&Model::gpt(2, 16, 4, 8, 30), &layout, Purpose::Training, 1, 1);
-            for (index, parameter) in statics.parameters.iter().enumerate() {
-                let mut seen = vec![0; parameter.elements()];
-                for tp_rank in 0..layout.group() {
-                    let gradient = statics.placed(index).gradient;
-                    let counts = statics
-                        .counted_gradients(tp_rank)
-                        .iter()
-                        .any(|range| gradient.offset >= range.offset && gradient.end() <= range.end());
-                    let place = statics.place_in(parameter.block, tp_rank);
-                    let (rows, columns) = parameter.slice(place, statics.degree(parameter.block));
-                    for row in rows.filter(|_| counts) {
-                        columns.clone().for_each(|column| seen[row * parameter.columns + column] += 1);
-                    }
-                }
-                assert!(seen.iter().all(|&count| count == 1), "{} with degrees {layout}", parameter.name);
-            }
-        }
-    }
-}
+mod tests;

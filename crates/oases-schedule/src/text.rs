@@ -16,12 +16,17 @@
 //! `tensor` is the TMP degree of every block of the chain: one for all, or by runs, `4*1 1*2 4*1`. Where no block spans all ranks of
 //! the group, their number follows: `2 of 8`. Between which of them a collective runs stands behind the axis: nothing for all,
 //! `@tensor:2` for neighbours in twos, `@tensor:2/4` for twos that are 4 apart.
+//!
+//! Behind `tensor` there may be `pipeline  1 of 2: embed attn.2`, the stage that the schedule is for, counted from 0, with the first block
+//! of each chunk of the chain, and `tied` behind the number of stages where the head uses the embedding's table; and `optimizer sharded`.
 
 use std::fmt;
 
 use crate::ids::{PartId, Pass, parse_number};
+use crate::instruction::Instruction;
 use crate::mesh::{Axis, Grouping, Layout};
-use crate::schedule::{CollectiveKind, Extent, Instruction, Keep, Part, Schedule, Scope};
+use crate::schedule::{CollectiveKind, Extent, Keep, Part, Schedule, Scope};
+use crate::stage::{Optimizer, Stage};
 
 /// More layers than any machine holds; a bound so that a typo is not an allocation of terabytes.
 const MAX_LAYERS: u32 = 100_000;
@@ -41,6 +46,12 @@ impl fmt::Display for Schedule {
         writeln!(f, "schedule  {}", self.name)?;
         writeln!(f, "layers    {}", self.layers)?;
         writeln!(f, "tensor    {}", self.layout)?;
+        if self.stage != Stage::whole() {
+            writeln!(f, "pipeline  {}", self.stage.text(self.layers))?;
+        }
+        if self.optimizer == Optimizer::Sharded {
+            writeln!(f, "optimizer sharded")?;
+        }
         write!(f, "parts    ")?;
         for part in &self.parts {
             write!(f, " {}={}", part.id, part.sequences)?;
@@ -50,36 +61,60 @@ impl fmt::Display for Schedule {
     }
 }
 
-/// Line number (from 1) of every instruction in the printed form of a schedule.
-pub(crate) fn printed_line(instruction: usize) -> usize {
-    // Four header lines and a blank one stand before the first instruction.
-    instruction + 6
+/// Line number (from 1) of an instruction in the printed form of a schedule.
+pub(crate) fn printed_line(schedule: &Schedule, instruction: usize) -> usize {
+    // Header lines and a blank one stand before the first instruction.
+    let optional = [schedule.stage != Stage::whole(), schedule.optimizer == Optimizer::Sharded];
+    instruction + 6 + optional.iter().filter(|&&present| present).count()
 }
 
 impl Schedule {
     /// Reads the text form. The result is well-formed but not verified; see [`crate::verify()`].
     pub fn parse(text: &str) -> Result<Schedule, ParseError> {
-        let mut lines = text.lines().enumerate().filter_map(|(index, line)| {
+        let lines = text.lines().enumerate().filter_map(|(index, line)| {
             let content = line.split(';').next().unwrap_or("").trim();
             (!content.is_empty()).then_some((index + 1, content))
         });
         let end = text.lines().count().max(1);
-        let mut header = |key: &str| {
-            let (line, content) = lines.next().ok_or_else(|| error(end, format!("`{key}` line missing")))?;
-            match content.split_once(char::is_whitespace) {
-                Some((found, rest)) if found == key => Ok((line, rest.trim())),
-                _ => Err(error(line, format!("expected `{key} …`, found `{content}`"))),
-            }
+        let mut lines = lines.peekable();
+        let mut optional = |key: &str| {
+            let has =
+                |content: &str| content.split_once(char::is_whitespace).is_some_and(|(word, _)| word == key);
+            let (line, content) = lines.next_if(|(_, content)| has(content))?;
+            Some((line, content[key.len()..].trim()))
         };
-        let (_, name) = header("schedule")?;
-        let (line, layers) = header("layers")?;
+        let name = optional("schedule");
+        let layers = name.and_then(|_| optional("layers"));
+        let tensor = layers.and_then(|_| optional("tensor"));
+        let pipeline = tensor.and_then(|_| optional("pipeline"));
+        let sharded = tensor.and_then(|_| optional("optimizer"));
+        let parts = tensor.and_then(|_| optional("parts"));
+        let mut found = |key: &str, header: Option<(usize, _)>| match (header, lines.peek()) {
+            (Some(header), _) => Ok(header),
+            (None, Some((line, content))) => {
+                Err(error(*line, format!("expected `{key} …`, found `{content}`")))
+            }
+            (None, None) => Err(error(end, format!("`{key}` line missing"))),
+        };
+        let (_, name) = found("schedule", name)?;
+        let (line, layers) = found("layers", layers)?;
         let layers = parse_number(layers)
             .filter(|&layers| layers <= MAX_LAYERS)
             .ok_or_else(|| error(line, format!("`{layers}` is not a number of layers")))?;
-        let (line, tensor) = header("tensor")?;
+        let (line, tensor) = found("tensor", tensor)?;
         let layout =
             Layout::parse(tensor, Schedule::blocks(layers)).map_err(|message| error(line, message))?;
-        let (line, parts) = header("parts")?;
+        let stage = match pipeline {
+            None => Stage::whole(),
+            Some((line, text)) => Stage::parse(text, layers)
+                .ok_or_else(|| error(line, format!("`{text}` is not a stage (like 1 of 2: embed attn.2)")))?,
+        };
+        let optimizer = match sharded {
+            None => Optimizer::Whole,
+            Some((_, "sharded")) => Optimizer::Sharded,
+            Some((line, text)) => return Err(error(line, format!("`{text}` is not `sharded`"))),
+        };
+        let (line, parts) = found("parts", parts)?;
         let parts: Vec<Part> = parts
             .split_whitespace()
             .map(parse_part)
@@ -88,7 +123,7 @@ impl Schedule {
         let instructions = lines
             .map(|(line, content)| parse_instruction(content).map_err(|message| error(line, message)))
             .collect::<Result<_, _>>()?;
-        Ok(Schedule { name: name.to_owned(), layers, layout, parts, instructions })
+        Ok(Schedule { name: name.to_owned(), layers, layout, stage, optimizer, parts, instructions })
     }
 }
 
@@ -112,10 +147,14 @@ fn parse_instruction(content: &str) -> Result<Instruction, String> {
         let pass = pass.ok_or_else(|| format!("`{content}` is not an instruction"))?;
         return Ok(Instruction::Tail { pass, block: block.parse()?, part: part(id)?, piece: piece.parse()? });
     }
-    if let [pass, block, id, "reshard"] = words.as_slice()
+    if let [pass, block, id, what @ ("reshard" | "complete")] = words.as_slice()
         && let Some(pass) = Pass::ALL.into_iter().find(|known| known.name() == *pass)
     {
-        return Ok(Instruction::Reshard { pass, block: block.parse()?, part: part(id)? });
+        let (block, part) = (block.parse()?, part(id)?);
+        return Ok(match *what {
+            "reshard" => Instruction::Reshard { pass, block, part },
+            _ => Instruction::Complete { pass, block, part },
+        });
     }
     let forward = |block: &str, id: &str, keep: &str, extent| {
         Ok(Instruction::Forward { block: block.parse()?, part: part(id)?, keep: parse_keep(keep)?, extent })
@@ -162,23 +201,23 @@ fn parse_keep(text: &str) -> Result<Keep, String> {
 }
 
 fn parse_kind(text: &str) -> Result<CollectiveKind, String> {
-    [CollectiveKind::AllReduce, CollectiveKind::AllGather]
+    let names = CollectiveKind::ALL.map(CollectiveKind::name).join(", ");
+    CollectiveKind::ALL
         .into_iter()
         .find(|kind| text == kind.name())
-        .ok_or_else(|| format!("`{text}` is not a collective operation (all_reduce, all_gather)"))
+        .ok_or_else(|| format!("`{text}` is not a collective operation ({names})"))
 }
 
 fn parse_ranks(text: &str) -> Result<(Axis, Grouping), String> {
     let parse = || {
         let text = text.strip_prefix('@')?;
         let (axis, grouping) = text.split_at(text.find(':').unwrap_or(text.len()));
-        let axis =
-            [Axis::Data, Axis::Pipeline, Axis::Tensor].into_iter().find(|known| known.name() == axis)?;
+        let axis = Axis::ALL.into_iter().find(|known| known.name() == axis)?;
         Some((axis, Grouping::parse(grouping)?))
     };
     parse().ok_or_else(|| {
         format!(
-            "`{text}` is not @data, @pipeline or @tensor, or groups of it (like @tensor:2 or @tensor:2/4)"
+            "`{text}` is not @data, @pipeline, @tensor, @ends or @world, or groups of one (like @tensor:2 or @tensor:2/4)"
         )
     })
 }
@@ -196,7 +235,7 @@ parts     m0.a=2 m0.b=1
 forward   embed m0.a keep=nothing
 start     f.embed.m0.a all_reduce @tensor
 sync      f.embed.m0.a
-start     g.embed all_reduce @tensor:2/4
+start     g.embed all_reduce @data:2/4
 forward   head m0.a reshard
 start     f.head.m0.a:in all_gather @tensor:2
 recompute mlp.0 m0.b output
@@ -212,7 +251,10 @@ step
         let schedule = Schedule::parse(TEXT).unwrap();
         assert_eq!(schedule.to_string(), TEXT);
         assert_eq!(schedule.batch(), 3);
-        assert_eq!(TEXT.lines().nth(printed_line(0) - 1), Some("forward   embed m0.a keep=nothing"));
+        assert_eq!(
+            TEXT.lines().nth(printed_line(&schedule, 0) - 1),
+            Some("forward   embed m0.a keep=nothing")
+        );
     }
 
     #[test]
@@ -245,10 +287,13 @@ step
                 "forward attn.0 m0 keep=some",
                 "`keep=some` is not keep=nothing, keep=input, keep=selective or keep=all",
             ),
-            ("start f.attn.0.m0 sum @tensor", "`sum` is not a collective operation (all_reduce, all_gather)"),
+            (
+                "start f.attn.0.m0 sum @tensor",
+                "`sum` is not a collective operation (all_reduce, all_gather, reduce_scatter, send, recv)",
+            ),
             (
                 "start g.0 all_reduce tensor",
-                "`tensor` is not @data, @pipeline or @tensor, or groups of it (like @tensor:2 or @tensor:2/4)",
+                "`tensor` is not @data, @pipeline, @tensor, @ends or @world, or groups of one (like @tensor:2 or @tensor:2/4)",
             ),
         ] {
             let text = format!("schedule x\nlayers 1\ntensor 1\nparts m0=1\n; why\n{wrong}");

@@ -16,7 +16,8 @@ pub(crate) enum Value {
     Inside(Inside, BlockId, PartId),
     /// Gradient of a block's input: partial until reduced.
     Gradient(BlockId, PartId),
-    /// The same, complete and as the block before wants it, where the degree changes before the block.
+    /// The same, complete and as the block before wants it, where the degree changes before the block or the block runs on
+    /// another stage.
     Resharded(BlockId, PartId),
     /// A block's input while a `reshard` has it in hand, as the block before has it.
     Leaving(BlockId, PartId),
@@ -50,7 +51,7 @@ pub(crate) enum Touch {
     Become(Value, Value, u8),
 }
 
-/// The value that a collective reduces or gathers, for those that belong to a part of the batch.
+/// The value that a collective reduces or gathers, for those that belong to a part of the batch and stay on a stage.
 pub(crate) fn collective_value(collective: CollectiveId) -> Option<Value> {
     match collective {
         CollectiveId::Block { pass: Pass::Forward | Pass::Recompute, block, part, .. } => {
@@ -59,6 +60,11 @@ pub(crate) fn collective_value(collective: CollectiveId) -> Option<Value> {
         CollectiveId::Block { pass: Pass::Backward, block, part, .. } => Some(Value::Gradient(block, part)),
         CollectiveId::Reshard { pass: Pass::Backward, block, part } => Some(Value::Resharded(block, part)),
         CollectiveId::Reshard { block, part, .. } => Some(Value::Input(block, part)),
-        CollectiveId::Replicas(_) | CollectiveId::Gradients(_) | CollectiveId::Norm => None,
+        CollectiveId::Transfer { .. }
+        | CollectiveId::Replicas(_)
+        | CollectiveId::Weights(_)
+        | CollectiveId::Gradients(_)
+        | CollectiveId::Table
+        | CollectiveId::Norm => None,
     }
 }

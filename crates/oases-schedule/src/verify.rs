@@ -19,21 +19,31 @@
 //! 10. *collectives*: each reduces the partial sum that it is named after, with the operation and axis that belong to it and
 //!     between the ranks that hold its terms, is started once and synced once after that; none is left out; a group of one
 //!     has none. All ranks run the same list, so all start them in the same order.
-//! 11. *reduced*: the gradients of a block with replicas are reduced once after the block's last backward, partial parameter
+//! 11. *reduced*: the gradient of a table that two stages share is reduced between them before anything else is done with it; the gradients of a block with replicas are reduced once after the block's last backward, partial parameter
 //!     gradients once after the last of all; both before the norm, and the norm before the step.
-//! 12. *step*: where there are gradients, norm and step come once each and end the schedule.
+//! 12. *step*: where there are gradients, norm and step come once each and end the schedule, but for the weights that replicas gather
+//!     from each other behind the step where the optimizer is sharded.
 //! 13. *pieces*: a pass through a block that stops before its last product is followed by at least two pieces of that product,
 //!     each once and in order, all by rows or all by columns; in backward by rows, since the normalisation needs whole ones.
 //! 14. *reshard*: where the TMP degree changes before a block, and only there, the block's input is resharded before its
 //!     forward and, where it was not kept, again before its recomputation, and its gradient before the backward of the block
 //!     before.
+//! 15. *stages*: a stage runs its own blocks. Where the chain crosses to another stage, the block's input is completed and sent, or
+//!     received before the block's forward, once for every part, and its gradient the other way.
+//!
+//! Rules between the stages of a pipeline are those of [`verify_stages`](crate::verify_stages).
+
+mod stages;
 
 use std::fmt;
 
 use crate::dataflow::Dataflow;
 use crate::ids::PartId;
 use crate::schedule::{Part, Schedule};
+use crate::stage::Stage;
 use crate::text::printed_line;
+
+pub use stages::verify_stages;
 
 /// A rule of the list above.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -53,6 +63,8 @@ pub enum Rule {
     Step,
     Pieces,
     Reshard,
+    Stages,
+    Pipeline,
 }
 
 /// A broken rule and where.
@@ -83,16 +95,18 @@ pub fn verify(schedule: &Schedule) -> Vec<Violation> {
     let mut dataflow = Dataflow::new(schedule);
     for (index, instruction) in schedule.instructions.iter().enumerate() {
         let (_, broken) = dataflow.advance(instruction);
-        let line = printed_line(index);
+        let line = printed_line(schedule, index);
         violations.extend(broken.into_iter().map(|(rule, message)| Violation { line, rule, message }));
     }
-    let line = printed_line(schedule.instructions.len());
+    let line = printed_line(schedule, schedule.instructions.len());
     violations.extend(dataflow.finish().into_iter().map(|(rule, message)| Violation { line, rule, message }));
     violations
 }
 
 fn header(schedule: &Schedule) -> Vec<Violation> {
     let mut messages = Vec::new();
+    // A blank line stands between the parts and the first instruction.
+    let parts = printed_line(schedule, 0) - 2;
     let mut check = |holds: bool, line: usize, message: &str| {
         if !holds {
             messages.push(Violation { line, rule: Rule::Header, message: message.to_owned() });
@@ -101,27 +115,39 @@ fn header(schedule: &Schedule) -> Vec<Violation> {
     check(schedule.layers > 0, 2, "a chain has at least one layer");
     let layout = schedule.layout.check();
     check(layout.is_ok(), 3, &layout.err().unwrap_or_default());
-    check(!schedule.parts.is_empty(), 4, "a batch has at least one part");
-    check(schedule.parts.iter().all(|part| part.sequences > 0), 4, "a part has at least one sequence");
+    check(!schedule.parts.is_empty(), parts, "a batch has at least one part");
+    check(schedule.parts.iter().all(|part| part.sequences > 0), parts, "a part has at least one sequence");
     let covered = schedule.layout.degrees().len() == Schedule::blocks(schedule.layers);
     check(covered, 3, "every block of the chain has a degree");
+    let Stage { stages, index } = &schedule.stage;
+    let cut = stages.check(Schedule::blocks(schedule.layers));
+    let cut = cut.and_then(|()| {
+        let stage = format!("there is no stage {index} of {}", stages.count());
+        (*index < stages.count()).then_some(()).ok_or(stage)
+    });
+    check(cut.is_ok(), 4, &cut.clone().err().unwrap_or_default());
+    if covered && cut.is_ok() {
+        let degrees = schedule.layout.degrees();
+        let even = stages.starts().windows(2).all(|pair| degrees[pair[1] - 1] == degrees[pair[1]]);
+        check(even, 3, "where the chain crosses to another stage, both sides have one degree");
+    }
     let granularity = schedule.layout.granularity();
     let even = schedule.parts.iter().all(|part| part.sequences.is_multiple_of(granularity));
     let message = format!(
         "the sequences of every part must be a multiple of {granularity}, so that all replicas of a block get as many"
     );
-    check(even, 4, &message);
+    check(even, parts, &message);
     let ordered = schedule.parts.is_sorted_by(|left, right| left.id < right.id);
-    check(ordered, 4, "parts are distinct and in sample order");
+    check(ordered, parts, "parts are distinct and in sample order");
     // In order, the whole micro-batch stands right before its sub-batches.
     let both = schedule.parts.windows(2).any(|pair| {
         let [left, right] = [pair[0].id, pair[1].id];
         left.micro == right.micro && left.sub.is_none() && right.sub.is_some()
     });
-    check(!both, 4, "a micro-batch is whole or cut into sub-batches");
+    check(!both, parts, "a micro-batch is whole or cut into sub-batches");
     let named = |part: &Part| part.id.sub.is_none_or(|sub| u32::from(sub) < PartId::MAX_SUB_BATCHES);
-    check(schedule.parts.iter().all(named), 4, "a micro-batch has at most 26 sub-batches");
+    check(schedule.parts.iter().all(named), parts, "a micro-batch has at most 26 sub-batches");
     let sequences: u64 = schedule.parts.iter().map(|part| u64::from(part.sequences)).sum();
-    check(u32::try_from(sequences).is_ok(), 4, "a batch has fewer than 2^32 sequences");
+    check(u32::try_from(sequences).is_ok(), parts, "a batch has fewer than 2^32 sequences");
     messages
 }

@@ -39,7 +39,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     );
     let request = Request { sub_batches: 1, ..Request::new(model.layers, 1, number("batch")? as u32) };
     let variant = Variant::find(&options["schedule"]).ok_or("no such schedule")?;
-    let contenders = [Contender { schedule: variant.build(&request), link: None, lasts: None }];
+    let contenders = [Contender::new(variant.build(&request), None)];
     let rounds = number("rounds")?;
     let stop = AtomicBool::new(false);
     let trial = Trial { model: &model, contenders: &contenders, warmup: 2, rounds, stop: &stop };
@@ -47,7 +47,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     if options["profile"] != "no" {
         let mut by_kind: BTreeMap<String, f64> = BTreeMap::new();
         for (instruction, timing) in
-            contenders[0].schedule.instructions.iter().zip(&samples[rounds / 2].timings[0])
+            contenders[0].stages[0].instructions.iter().zip(&samples[rounds / 2].timings[0])
         {
             let text = instruction.to_string();
             let kind: Vec<&str> = text.split_whitespace().take(2).collect();

@@ -5,7 +5,7 @@
 //! `__metadata__`, the [`Metadata`]. The learning rate follows from the step, the data position is the number of
 //! samples, the random generator's state is the seed, so nothing else is needed to go on.
 //!
-//! A file is complete from the moment it has its name: see [`write()`]. [`Checkpoint`] reads one, also in part;
+//! A file is complete from the moment it has its name: see [`Draft`]. [`Checkpoint`] reads one, also in part;
 //! [`Checkpoints`] is the folder of a run.
 
 mod folder;
@@ -16,7 +16,7 @@ mod write;
 pub use folder::{Checkpoints, Latest};
 pub use metadata::{Description, Metadata};
 pub use read::Checkpoint;
-pub use write::{TensorWriter, write};
+pub use write::Draft;
 
 /// A full tensor by name and shape.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,6 +36,28 @@ impl TensorSpec {
     /// How many numbers it holds, or nothing if that is not a `usize`.
     pub fn elements(&self) -> Option<usize> {
         self.shape.iter().try_fold(1usize, |product, &dim| product.checked_mul(dim))
+    }
+}
+
+/// A tensor of a file.
+#[derive(Debug)]
+struct Stored {
+    shape: Vec<usize>,
+    /// Its first byte in the file.
+    start: u64,
+}
+
+impl Stored {
+    /// The tensor as a matrix: the outermost dimension, and all others together.
+    fn rows_and_columns(&self) -> (usize, usize) {
+        match self.shape.split_first() {
+            None => (1, 1),
+            Some((&rows, others)) => {
+                // The product of all dimensions is a `usize`: if that of the others is not, there are no rows.
+                let columns = others.iter().try_fold(1usize, |product, &dim| product.checked_mul(dim));
+                (rows, columns.unwrap_or(0))
+            }
+        }
     }
 }
 

@@ -24,8 +24,8 @@ pub enum Event {
     Traced {
         /// The step.
         step: u64,
-        /// What was executed.
-        program: Box<Program>,
+        /// What the ranks of each stage executed.
+        programs: Vec<Program>,
         /// When, for each instruction, by rank; all on one clock.
         timings: Vec<Vec<Timing>>,
     },

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use oases_exec::Program;
 use oases_schedule::passes::EVALUATE;
-use oases_schedule::{Bytes, Model, Purpose, Request, Statics, Workspace};
+use oases_schedule::{Bytes, Model, Purpose, Request, Stage, Statics, Workspace};
 
 use crate::checkpoint::{Checkpoint, Description, Kind, Metadata, TensorSpec};
 use crate::data::{self, Tokens, TrainData, ValidationData};
@@ -12,16 +12,22 @@ use crate::error::{Error, Result};
 use crate::learning_rate::LearningRate;
 use crate::options::Options;
 
-/// What all ranks of a run share.
-pub struct Job {
-    /// What was asked for.
-    pub options: Options,
+/// What the ranks of one pipeline stage run.
+pub struct StageJob {
     /// Places of everything that outlives a step.
     pub statics: Statics,
     /// The training step.
     pub train: Program,
     /// The evaluation of one batch.
     pub evaluate: Program,
+}
+
+/// What all ranks of a run share.
+pub struct Job {
+    /// What was asked for.
+    pub options: Options,
+    /// What the ranks of each pipeline stage run.
+    pub stages: Vec<StageJob>,
     /// Training windows.
     pub train_data: TrainData,
     /// Validation windows.
@@ -74,6 +80,9 @@ pub fn request(options: &Options) -> Result<Request> {
         cut: options.cut,
         layers: options.model.layers,
         layout: layout.clone(),
+        stage: Stage { stages: options.stages.clone(), index: 0 },
+        order: options.order,
+        optimizer: options.moments,
         sequences,
     })
 }
@@ -93,13 +102,26 @@ impl Job {
             options.steps,
             optimizer.final_share,
         )?;
-        let (statics, train, evaluate) = programs(&options, &request, workspace);
-        Ok(Job { statics, train, evaluate, train_data, validation_data, learning_rate, options })
+        let stage = |index| stage_job(&options, &request, index, workspace);
+        let stages = (0..options.stages.count()).map(stage).collect();
+        Ok(Job { stages, train_data, validation_data, learning_rate, options })
     }
 
-    /// Bytes of one rank's arena.
+    /// The stage of a rank, and the rank's place in it.
+    pub fn place_of(&self, rank: u32) -> (&StageJob, u32) {
+        let group = self.options.layout.group();
+        (&self.stages[(rank / group) as usize], rank % group)
+    }
+
+    /// Bytes of the arena of one rank of the stage that needs most.
     pub fn arena_bytes(&self) -> Bytes {
-        self.train.plan.bytes.max(self.evaluate.plan.bytes)
+        self.stages.iter().map(StageJob::arena_bytes).max().unwrap_or_default()
+    }
+
+    /// Bytes of the arenas of all ranks.
+    pub fn total_arena_bytes(&self) -> Bytes {
+        let of_stages: u64 = self.stages.iter().map(|stage| stage.arena_bytes().0).sum();
+        Bytes(of_stages * u64::from(self.options.layout.group()))
     }
 
     /// Tokens that one step trains on.
@@ -115,7 +137,7 @@ impl Job {
     /// Parameter index, what of it, and its name and shape in a checkpoint.
     pub(crate) fn entries(&self) -> impl Iterator<Item = (usize, Kind, TensorSpec)> {
         [Kind::Weight, Kind::FirstMoment, Kind::SecondMoment].into_iter().flat_map(|kind| {
-            self.statics.parameters.iter().enumerate().map(move |(index, parameter)| {
+            self.stages[0].statics.parameters.iter().enumerate().map(move |(index, parameter)| {
                 (index, kind, TensorSpec::new(kind.tensor_name(&parameter.name), parameter.shape()))
             })
         })
@@ -173,15 +195,22 @@ impl Job {
     }
 }
 
-/// Statics and both programs of a run.
-fn programs(options: &Options, request: &Request, workspace: Workspace) -> (Statics, Program, Program) {
-    let train = options.variant.build(request);
-    let evaluate = EVALUATE.build(&Request { micro_batches: 1, ..request.clone() });
-    let (model, layout) = (&options.model, &options.layout);
-    let statics = Statics::new(model, layout, Purpose::Training, options.batch, train.parts.len());
+impl StageJob {
+    /// Bytes of one rank's arena.
+    pub fn arena_bytes(&self) -> Bytes {
+        self.train.plan.bytes.max(self.evaluate.plan.bytes)
+    }
+}
+
+fn stage_job(options: &Options, request: &Request, index: u32, workspace: Workspace) -> StageJob {
+    let stage = Stage { stages: options.stages.clone(), index };
+    let request = Request { stage, ..request.clone() };
+    let train = options.variant.build(&request);
+    let evaluate = EVALUATE.build(&Request { micro_batches: 1, ..request });
+    let statics = Statics::of(&options.model, &train, Purpose::Training, options.batch);
     let train = Program::new(train, &statics, workspace);
     let evaluate = Program::new(evaluate, &statics, workspace);
-    (statics, train, evaluate)
+    StageJob { statics, train, evaluate }
 }
 
 /// What of a model a checkpoint must agree on.

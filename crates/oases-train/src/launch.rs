@@ -13,7 +13,7 @@ use oases_exec::comm::probe;
 use oases_exec::{CpuBackend, Interpreter, Progress};
 use oases_schedule::Bytes;
 
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, Checkpoints};
 use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::event::Event;
@@ -60,17 +60,17 @@ pub fn train(job: Job, listen: &mut dyn FnMut(&Event)) -> Result<Summary> {
     let job = Arc::new(job);
     let (messages, inbox) = channel();
     let checkpoints = folder.checkpoints()?;
-    let chronicle = Chronicle { checkpoints, log: folder.metrics(step)?, messages: messages.clone() };
+    let chronicle = Chronicle { log: folder.metrics(step)?, messages: messages.clone() };
     let mut course = Course { metrics: folder.read_metrics()?, checkpoint: None };
-    start_ranks(&job, checkpoint.map(Arc::new), chronicle, &messages)?;
+    start_ranks(&job, checkpoint.map(Arc::new), &checkpoints, chronicle, &messages)?;
     drop(messages);
 
-    let mut reports = follow(&inbox, job.options.layout.group() as usize, &mut course, listen)?;
-    reports.sort_by_key(|report| report.tp_rank);
+    let mut reports = follow(&inbox, job.options.ranks() as usize, &mut course, listen)?;
+    reports.sort_by_key(|report| report.rank);
     let timings: Vec<_> = reports.iter_mut().map(|report| std::mem::take(&mut report.timings)).collect();
     if timings.iter().all(|timings| !timings.is_empty()) {
-        let program = Box::new(job.train.clone());
-        listen(&Event::Traced { step: job.options.steps, program, timings });
+        let programs = job.stages.iter().map(|stage| stage.train.clone()).collect();
+        listen(&Event::Traced { step: job.options.steps, programs, timings });
     }
     let summary = course.summary(&job, step, began.elapsed(), &reports);
     folder.write_summary(&summary)?;
@@ -87,36 +87,49 @@ pub(crate) enum Message {
 fn start_ranks(
     job: &Arc<Job>,
     checkpoint: Option<Arc<Checkpoint>>,
+    checkpoints: &Checkpoints,
     chronicle: Chronicle,
     messages: &Sender<Message>,
 ) -> Result<()> {
-    let ranks = job.options.layout.group() as usize;
-    let arena_bytes = job.arena_bytes();
+    let ranks = job.options.ranks();
     // All arenas first: a machine that cannot hold them says so before any rank runs.
-    let arenas = (0..ranks).map(|_| new_arena(arena_bytes)).collect::<Result<Vec<Arena>>>()?;
-    let options =
-        LocalOptions { link: job.options.link, timeout: job.options.timeout, ..LocalOptions::default() };
-    let communicators = group(ranks, options);
+    let arena = |rank| new_arena(job.place_of(rank).0.arena_bytes());
+    let arenas = (0..ranks).map(arena).collect::<Result<Vec<Arena>>>()?;
+    let options = LocalOptions {
+        link: job.options.link,
+        timeout: job.options.timeout,
+        stages: job.options.stages.count() as usize,
+        ..LocalOptions::default()
+    };
+    let communicators = group(ranks as usize, options);
     let began = Instant::now();
     let mut chronicle = Some(chronicle);
-    for (tp_rank, (arena, communicator)) in arenas.into_iter().zip(communicators).enumerate() {
-        let (job, checkpoint, chronicle, messages) =
-            (Arc::clone(job), checkpoint.clone(), chronicle.take(), messages.clone());
+    for (rank, (arena, communicator)) in arenas.into_iter().zip(communicators).enumerate() {
+        let (job, checkpoint, checkpoints) = (Arc::clone(job), checkpoint.clone(), checkpoints.clone());
+        let (chronicle, messages) = (chronicle.take(), messages.clone());
         let body = move || {
-            let interpreter = Interpreter::new(tp_rank as u32, began);
+            let interpreter = Interpreter::new(job.place_of(rank as u32).1, began);
             let progress = interpreter.progress();
             let run = AssertUnwindSafe(|| {
-                run_rank(&job, tp_rank, arena, communicator, interpreter, chronicle, checkpoint.as_deref())
+                run_rank(
+                    &job,
+                    rank as u32,
+                    arena,
+                    communicator,
+                    interpreter,
+                    (checkpoints, chronicle),
+                    checkpoint.as_deref(),
+                )
             });
             let outcome =
-                catch_unwind(run).unwrap_or_else(|panic| Err(panicked(tp_rank, &progress, panic.as_ref())));
+                catch_unwind(run).unwrap_or_else(|panic| Err(panicked(rank, &progress, panic.as_ref())));
             // The follower may be gone already, if another rank's failure has ended the run.
             let _ = messages.send(Message::Ended(outcome));
         };
         thread::Builder::new()
-            .name(format!("rank {tp_rank}"))
+            .name(format!("rank {rank}"))
             .spawn(body)
-            .map_err(|error| Error::rank(tp_rank, format!("cannot start its thread: {error}")))?;
+            .map_err(|error| Error::rank(rank, format!("cannot start its thread: {error}")))?;
     }
     Ok(())
 }
@@ -131,29 +144,44 @@ fn new_arena(bytes: Bytes) -> Result<Arena> {
 
 fn run_rank(
     job: &Job,
-    tp_rank: usize,
+    rank: u32,
     arena: Arena,
     mut communicator: LocalCommunicator,
     interpreter: Interpreter,
-    chronicle: Option<Chronicle>,
+    (checkpoints, chronicle): (Checkpoints, Option<Chronicle>),
     checkpoint: Option<&Checkpoint>,
 ) -> Result<RankReport> {
-    probe(&mut communicator).map_err(|error| Error::communicator(&error, " (start-up probe)"))?;
+    probe(&mut communicator, job.stages.len())
+        .map_err(|error| Error::communicator(&error, " (start-up probe)"))?;
     let host = communicator.host_group();
     let batch = Batch::with_capacity(job.options.batch as usize, job.options.model.sequence);
     let backend = CpuBackend::new(arena);
-    let losses = vec![0.0; job.train.schedule.parts.len().max(job.evaluate.schedule.parts.len())];
-    let tp_rank = tp_rank as u32;
-    let mut rank = Rank { job, tp_rank, backend, communicator, host, interpreter, chronicle, batch, losses };
+    let (stage, tp_rank) = job.place_of(rank);
+    let parts = stage.train.schedule.parts.len().max(stage.evaluate.schedule.parts.len());
+    let losses = vec![0.0; parts];
+    let mut rank = Rank {
+        job,
+        stage,
+        rank,
+        tp_rank,
+        backend,
+        communicator,
+        host,
+        interpreter,
+        checkpoints,
+        chronicle,
+        batch,
+        losses,
+    };
     rank.run(checkpoint)
 }
 
-fn panicked(tp_rank: usize, progress: &Progress, panic: &(dyn Any + Send)) -> Error {
+fn panicked(rank: usize, progress: &Progress, panic: &(dyn Any + Send)) -> Error {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let said = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
     match progress.position() {
-        Some(at) => Error::rank(tp_rank, format!("panicked at {at}: {said}")),
-        None => Error::rank(tp_rank, format!("panicked before its first instruction: {said}")),
+        Some(at) => Error::rank(rank, format!("panicked at {at}: {said}")),
+        None => Error::rank(rank, format!("panicked before its first instruction: {said}")),
     }
 }
 
@@ -227,8 +255,10 @@ impl Course {
             exposed_comm_ms: of(|metrics| metrics.exposed_comm_ms),
             arena_bytes_planned: job.arena_bytes().0,
             arena_bytes_used: reports.iter().map(|report| report.arena_used.0).max().unwrap_or(0),
-            schedule: job.train.schedule.name.clone(),
-            tensor: job.options.layout.group() as usize,
+            schedule: job.stages[0].train.schedule.name.clone(),
+            ranks: job.options.ranks() as usize,
+            pipeline: job.stages.len(),
+            tensor: job.options.layout.degrees().iter().copied().max().unwrap_or(1) as usize,
             degrees: job.options.layout.to_string(),
             parameters: job.options.model.parameter_count(),
             checkpoint: self.checkpoint.clone(),

@@ -7,8 +7,10 @@ mod references;
 
 use std::collections::BTreeMap;
 
+use oases_exec::Timing;
 use oases_schedule::{
-    BlockId, CollectiveId, CollectiveKind, Grouping, Instruction, Operation, Plan, Schedule, collective_bytes,
+    BlockId, CollectiveId, CollectiveKind, Grouping, Instruction, Operation, Pass, Plan, Schedule, Stage,
+    collective_bytes,
 };
 
 use crate::trial::Sample;
@@ -32,6 +34,7 @@ impl ComputeKey {
         let (operation, part) = (instruction.operation()?, instruction.part()?);
         let block = match *instruction {
             Instruction::Reshard { pass, block, .. } => schedule.resharded(pass, block)[0],
+            Instruction::Complete { pass: Pass::Forward, block, .. } => schedule.before(block)?,
             Instruction::Loss { .. } => BlockId::Head,
             _ => instruction.block()?,
         };
@@ -89,12 +92,21 @@ pub struct Measurement {
 }
 
 impl Measurement {
-    /// Adds one step. Of a step with mixed TMP degrees only what steps of one degree lack: a forward behind a border, say, has
-    /// no input to complete, and its optimizer works at several degrees.
-    pub fn add(&mut self, schedule: &Schedule, plan: &Plan, sample: &Sample) {
+    /// Adds one step, given the schedule and the memory plan of each stage. Of a step with mixed TMP degrees or several stages only
+    /// what plain steps lack: a forward behind a border, say, has no input to complete, and its optimizer works at several
+    /// degrees or on some of the blocks.
+    pub fn add(&mut self, stages: &[Schedule], plans: &[Plan], sample: &Sample) {
+        let group = sample.timings.len() / stages.len();
+        for ((schedule, plan), timings) in stages.iter().zip(plans).zip(sample.timings.chunks(group)) {
+            self.add_stage(schedule, plan, timings);
+        }
+    }
+
+    fn add_stage(&mut self, schedule: &Schedule, plan: &Plan, timings: &[Vec<Timing>]) {
         let uniform = schedule.layout.uniform_degree();
+        let plain = uniform.is_some() && schedule.stage == Stage::whole();
         for (index, instruction) in schedule.instructions.iter().enumerate() {
-            if uniform.is_none() && !reshards(instruction) {
+            if !plain && !at_borders(instruction) {
                 continue;
             }
             if let Instruction::Start { kind, collective, grouping, .. } = *instruction {
@@ -103,33 +115,36 @@ impl Measurement {
                     let ranks = grouping.size(schedule.layout.group());
                     let bytes = collective_bytes(schedule, plan, index).map_or(0, |bytes| bytes.0);
                     let times = self.collectives.entry(CollectiveKey { kind, ranks, bytes }).or_default();
-                    times.ns.push(waited_ns(sample, index, grouping));
+                    times.ns.push(waited_ns(timings, index, grouping));
                 }
                 continue;
             }
             let on_parameters = || Some(ComputeKey::on_parameters(instruction.operation()?, uniform?));
             if let Some(key) = ComputeKey::on_part(schedule, instruction).or_else(on_parameters) {
-                let durations = sample.timings.iter().map(|timings| timings[index].duration_ns() as f64);
+                let durations = timings.iter().map(|timings| timings[index].duration_ns() as f64);
                 self.compute.entry(key).or_default().ns.push(durations.fold(0.0, f64::max));
             }
         }
     }
 }
 
-/// Whether the instruction belongs to a change of the TMP degree.
-fn reshards(instruction: &Instruction) -> bool {
+/// Whether the instruction belongs to a change of the TMP degree or of the stage, and can be measured there: a transfer is a matter
+/// of two stages, and a formula.
+fn at_borders(instruction: &Instruction) -> bool {
     matches!(
         instruction,
-        Instruction::Reshard { .. } | Instruction::Start { collective: CollectiveId::Reshard { .. }, .. }
+        Instruction::Reshard { .. }
+            | Instruction::Complete { .. }
+            | Instruction::Start { collective: CollectiveId::Reshard { .. }, .. }
     )
 }
 
 /// From the last rank's `start`, who waits for nobody, to the end of the `sync` behind it; in the slowest of the groups.
-fn waited_ns(sample: &Sample, start: usize, grouping: Grouping) -> f64 {
-    let ranks = sample.timings.len() as u32;
+fn waited_ns(timings: &[Vec<Timing>], start: usize, grouping: Grouping) -> f64 {
+    let ranks = timings.len() as u32;
     let of_group = |group: u32| {
         let members = (0..grouping.size(ranks)).map(|place| grouping.member(group, place));
-        let times = members.map(|rank| &sample.timings[rank as usize]);
+        let times = members.map(|rank| &timings[rank as usize]);
         let last = times.clone().map(|timings| timings[start].start_ns).max().unwrap_or(0);
         let end = times.map(|timings| timings[start + 1].end_ns).max().unwrap_or(0);
         end.saturating_sub(last)

@@ -69,7 +69,13 @@ pub struct Summary {
     pub arena_bytes_used: u64,
     /// The schedule's name.
     pub schedule: String,
-    /// Ranks of the tensor-parallel group.
+    /// Ranks of all stages.
+    #[serde(default)]
+    pub ranks: usize,
+    /// Pipeline stages.
+    #[serde(default)]
+    pub pipeline: usize,
+    /// The highest TMP degree of a block.
     pub tensor: usize,
     /// The TMP degree of every block: `2`, or `2*3 1*4 2*3` by runs of blocks.
     pub degrees: String,

@@ -4,15 +4,21 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use oases_exec::comm::Link;
-use oases_schedule::{Cut, Keeps, Layout, Model, Variant};
+use oases_schedule::{Cut, Keeps, Layout, Model, Optimizer, Order, Stages, Variant};
 
 /// A training run. The values are those of the configuration, checked there for range.
 #[derive(Clone)]
 pub struct Options {
     /// The model.
     pub model: Model,
-    /// The TMP group and the degree of every block.
+    /// The group of a stage and the TMP degree of every block. Data parallelism is a group larger than any degree.
     pub layout: Layout,
+    /// The pipeline stages.
+    pub stages: Stages,
+    /// In which order a stage takes its micro-batches.
+    pub order: Order,
+    /// Where the moments of blocks with replicas are.
+    pub moments: Optimizer,
     /// The schedule.
     pub variant: &'static Variant,
     /// Sub-batches of a micro-batch.
@@ -59,6 +65,13 @@ pub struct Options {
     pub fault: Option<Fault>,
 }
 
+impl Options {
+    /// Ranks of all stages.
+    pub fn ranks(&self) -> u32 {
+        self.stages.count() * self.layout.group()
+    }
+}
+
 /// AdamW, its learning rate over the run, and clipping.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OptimizerOptions {
@@ -96,8 +109,8 @@ pub enum FaultKind {
 pub struct Fault {
     /// What happens.
     pub kind: FaultKind,
-    /// To which TMP rank.
-    pub tp_rank: u32,
+    /// To which rank of the world.
+    pub rank: u32,
     /// In which step, from 0.
     pub step: u64,
 }

@@ -6,13 +6,13 @@ use std::time::Instant;
 use oases_exec::comm::{Communicator, CommunicatorError, HostGroup};
 use oases_exec::philox::key_from_seed;
 use oases_exec::{AdamW, Backend, Interpreter, Interrupted, Program, StepInputs, Timing};
-use oases_schedule::{BlockId, Bytes, Role, Span};
+use oases_schedule::{BlockId, Bytes, Role, Span, Statics};
 
 use crate::checkpoint::{Checkpoint, Checkpoints, Kind};
 use crate::data::{Batch, samples_of_step};
 use crate::error::{Error, Result};
 use crate::event::Event;
-use crate::job::Job;
+use crate::job::{Job, StageJob};
 use crate::launch::Message;
 use crate::metrics::StepMetrics;
 use crate::options::FaultKind;
@@ -25,7 +25,6 @@ const DROPOUT_SEED: u64 = 0xD509_0000_0000_0000;
 
 /// What rank 0 has besides: the run folder's writable parts, and who listens.
 pub(crate) struct Chronicle {
-    pub checkpoints: Checkpoints,
     pub log: MetricsLog,
     pub messages: Sender<Message>,
 }
@@ -33,11 +32,17 @@ pub(crate) struct Chronicle {
 /// A rank, with its device and its ends of the group.
 pub(crate) struct Rank<'a, B, C, H> {
     pub job: &'a Job,
+    pub stage: &'a StageJob,
+    /// In the world.
+    pub rank: u32,
+    /// In the group of its stage.
     pub tp_rank: u32,
     pub backend: B,
     pub communicator: C,
     pub host: H,
     pub interpreter: Interpreter,
+    /// Of the run folder.
+    pub checkpoints: Checkpoints,
     /// On rank 0 only.
     pub chronicle: Option<Chronicle>,
     pub batch: Batch,
@@ -48,7 +53,7 @@ pub(crate) struct Rank<'a, B, C, H> {
 /// What a rank reports at its end.
 #[derive(Clone, Debug)]
 pub(crate) struct RankReport {
-    pub tp_rank: u32,
+    pub rank: u32,
     pub arena_used: Bytes,
     /// Of the last training step, where that was asked for.
     pub timings: Vec<Timing>,
@@ -58,7 +63,7 @@ impl<B: Backend, C: Communicator<B::Region>, H: HostGroup> Rank<'_, B, C, H> {
     /// Trains from the checkpoint, or from the beginning, to the last step.
     pub(crate) fn run(&mut self, from: Option<&Checkpoint>) -> Result<RankReport> {
         let job = self.job;
-        let shards = Shards { statics: &job.statics, tp_rank: self.tp_rank };
+        let shards = Shards { statics: &self.stage.statics, tp_rank: self.tp_rank };
         match from {
             Some(checkpoint) => shards.load(&mut self.backend, checkpoint, &Kind::ALL)?,
             None => shards.initialize(&mut self.backend, job.options.seed),
@@ -86,7 +91,7 @@ impl<B: Backend, C: Communicator<B::Region>, H: HostGroup> Rank<'_, B, C, H> {
                 self.checkpoint(done)?;
             }
         }
-        Ok(RankReport { tp_rank: self.tp_rank, arena_used: self.backend.touched(), timings })
+        Ok(RankReport { rank: self.rank, arena_used: self.backend.touched(), timings })
     }
 
     /// The line is in the log before a checkpoint of its step can be, so that no step is missing after a resume.
@@ -113,11 +118,12 @@ impl<B: Backend, C: Communicator<B::Region>, H: HostGroup> Rank<'_, B, C, H> {
         let targets = self.batch.predicted();
         let learning_rate = job.learning_rate.at(step + 1);
         let inputs = self.inputs(step, targets, Some(self.hyper(step, learning_rate)));
-        self.execute(&job.train, &inputs)?;
+        let train = &self.stage.train;
+        self.execute(train, &inputs)?;
 
-        let loss = self.summed_loss(job.train.schedule.parts.len())? / targets as f64;
+        let loss = self.summed_loss(train.schedule.parts.len())? / targets as f64;
         let mut square_norm = [0.0];
-        self.backend.read(job.statics.norm, &mut square_norm);
+        self.backend.read(self.stage.statics.norm, &mut square_norm);
         let grad_norm = f64::from(square_norm[0]).sqrt();
         let step_ms = began.elapsed().as_secs_f64() * 1e3;
         if !(loss.is_finite() && grad_norm.is_finite()) {
@@ -129,7 +135,7 @@ impl<B: Backend, C: Communicator<B::Region>, H: HostGroup> Rank<'_, B, C, H> {
             grad_norm,
             lr: learning_rate,
             step_ms,
-            exposed_comm_ms: exposed_ns(&job.train.schedule, self.interpreter.timings()) as f64 / 1e6,
+            exposed_comm_ms: exposed_ns(&train.schedule, self.interpreter.timings()) as f64 / 1e6,
             tokens_per_s: targets as f64 / step_ms * 1e3,
             val_loss: None,
             eval_ms: None,
@@ -162,7 +168,7 @@ impl<B: Backend, C: Communicator<B::Region>, H: HostGroup> Rank<'_, B, C, H> {
 
     /// Hands the batch to the device and runs the program.
     fn execute(&mut self, program: &Program, inputs: &StepInputs) -> Result<()> {
-        let statics = &self.job.statics;
+        let statics = &self.stage.statics;
         let bytes = self.batch.inputs.len() * size_of::<u32>();
         self.backend.write_tokens(Span { bytes, ..statics.tokens }, &self.batch.inputs);
         self.backend.write_tokens(Span { bytes, ..statics.targets }, &self.batch.targets);
@@ -174,10 +180,9 @@ impl<B: Backend, C: Communicator<B::Region>, H: HostGroup> Rank<'_, B, C, H> {
     fn summed_loss(&mut self, parts: usize) -> Result<f64> {
         let losses = &mut self.losses[..parts];
         let bytes = parts * size_of::<f32>();
-        self.backend.read(Span { bytes, ..self.job.statics.losses }, losses);
+        self.backend.read(Span { bytes, ..self.stage.statics.losses }, losses);
         let own = losses.iter().map(|&loss| f64::from(loss)).sum();
-        let statics = &self.job.statics;
-        sum_of_replicas(&self.host, own, statics.degree(BlockId::Head))
+        sum_of_replicas(&self.host, own, &self.stage.statics, self.tp_rank)
             .map_err(|error| Error::communicator(&error, " (loss)"))
     }
 
@@ -185,15 +190,16 @@ impl<B: Backend, C: Communicator<B::Region>, H: HostGroup> Rank<'_, B, C, H> {
     fn evaluate(&mut self, step: u64) -> Result<Option<f64>> {
         let job = self.job;
         let data = &job.validation_data;
-        let sequences = job.evaluate.schedule.batch();
+        let evaluate = &self.stage.evaluate;
+        let sequences = evaluate.schedule.batch();
         let (mut loss, mut targets) = (0.0, 0);
         for windows in data.batches(u64::from(sequences)) {
             data.fill(windows, &mut self.batch);
             targets += self.batch.predicted();
             self.pad(sequences as usize);
             let inputs = self.inputs(step, 1, None);
-            self.execute(&job.evaluate, &inputs)?;
-            loss += self.summed_loss(job.evaluate.schedule.parts.len())?;
+            self.execute(evaluate, &inputs)?;
+            loss += self.summed_loss(evaluate.schedule.parts.len())?;
         }
         Ok((targets > 0).then(|| loss / targets as f64))
     }
@@ -208,7 +214,7 @@ impl<B: Backend, C: Communicator<B::Region>, H: HostGroup> Rank<'_, B, C, H> {
     /// The loss of a step is that of the weights before it; what the update made of them, the next step would notice, after
     /// the checkpoint. Each rank looks at its own shards; one that fails keeps rank 0 from finishing the file.
     fn refuse_weights_that_are_no_numbers(&mut self, done: u64) -> Result<()> {
-        let statics = &self.job.statics;
+        let statics = &self.stage.statics;
         // The place of the norm is free between steps.
         self.backend.square_norm(&[statics.weights()], statics.norm);
         let mut square = [0.0];
@@ -216,63 +222,70 @@ impl<B: Backend, C: Communicator<B::Region>, H: HostGroup> Rank<'_, B, C, H> {
         if square[0].is_finite() { Ok(()) } else { Err(Error::NonFiniteWeights { step: done }) }
     }
 
-    /// All ranks hand their parts of one tensor after another to rank 0, which writes the file.
+    /// All ranks write their parts of one file, which rank 0 begins and publishes.
     fn checkpoint(&mut self, done: u64) -> Result<()> {
         let job = self.job;
-        let shards = Shards { statics: &job.statics, tp_rank: self.tp_rank };
-        let (backend, host) = (&mut self.backend, &self.host);
-        let lost = |error: CommunicatorError| Error::rank(shards.tp_rank as usize, error.to_string());
-        let Some(chronicle) = &self.chronicle else {
-            for (index, kind, _) in job.entries() {
-                // Rank 0 says before each tensor whether it can still write.
-                if host.broadcast(None).map_err(lost)? != GO {
-                    break;
-                }
-                shards.gather(backend, host, index, kind, None)?;
+        let (metadata, tensors) = (job.metadata(done), job.tensors());
+        let begun = match &self.chronicle {
+            None => Ok(None),
+            Some(chronicle) => {
+                let logged = chronicle.log.sync();
+                logged.and_then(|()| self.checkpoints.begin(&metadata, &tensors)).map(Some)
             }
-            return match host.broadcast(None).map_err(lost)?.as_slice() {
-                b"" => Ok(()),
-                reason => Err(Error::consequence(String::from_utf8_lossy(reason))),
-            };
         };
-        let mut entries = job.entries();
-        let logged = chronicle.log.sync();
-        let written = logged.and_then(|()| {
-            chronicle.checkpoints.write(&job.metadata(done), &job.tensors(), &mut |_, writer| {
-                let (index, kind, _) =
-                    entries.next().ok_or_else(|| Error::internal("more tensors than entries"))?;
-                host.broadcast(Some(GO.to_vec())).map_err(lost)?;
-                shards.gather(backend, host, index, kind, Some(writer))
-            })
+        let begun = self.all_or_none(begun)?;
+        let draft = match begun {
+            Some(draft) => Ok(draft),
+            None => self.checkpoints.join(&metadata, &tensors),
+        };
+        let shards = Shards { statics: &self.stage.statics, tp_rank: self.tp_rank };
+        let written = draft.and_then(|draft| {
+            shards.write(&mut self.backend, &draft)?;
+            draft.flush()?;
+            Ok(draft)
         });
-        if entries.next().is_some() {
-            host.broadcast(Some(STOP.to_vec())).map_err(lost)?;
-        }
-        let pruned = written.and_then(|path| {
-            chronicle.checkpoints.prune(done, job.options.keep_checkpoints)?;
-            Ok(path)
-        });
-        let outcome = pruned.as_ref().err().map(|error| error.to_string()).unwrap_or_default();
-        host.broadcast(Some(outcome.into_bytes())).map_err(lost)?;
-        let path = pruned?;
-        self.tell(Event::Checkpoint { step: done, path });
+        let draft = self.all_or_none(written)?;
+        let published = match &self.chronicle {
+            None => Ok(()),
+            Some(_) => draft
+                .publish()
+                .and_then(|()| self.checkpoints.prune(done, job.options.keep_checkpoints).map(|_| ())),
+        };
+        self.all_or_none(published)?;
+        self.tell(Event::Checkpoint { step: done, path: self.checkpoints.path(done) });
         Ok(())
     }
 
+    /// What came of something on this rank, if it went well on all; otherwise every rank has an error, that of the first
+    /// whose own it is.
+    fn all_or_none<T>(&self, own: Result<T>) -> Result<T> {
+        let lost = |error: CommunicatorError| Error::communicator(&error, " (checkpoint)");
+        let said = own.as_ref().err().map(|error| error.to_string()).unwrap_or_default();
+        let all = self.host.gather(said.into_bytes()).map_err(lost)?;
+        let first = all.map(|all| all.into_iter().find(|said| !said.is_empty()).unwrap_or_default());
+        let first = self.host.broadcast(first).map_err(lost)?;
+        match own {
+            Ok(_) if !first.is_empty() => Err(Error::consequence(String::from_utf8_lossy(&first))),
+            own => own,
+        }
+    }
+
     fn poison_weights(&mut self) {
-        let statics = &self.job.statics;
-        let gain = statics.role(BlockId::Head, Role::NormGain).weight;
+        let statics = &self.stage.statics;
+        let block = self.stage.train.schedule.chain().next_back().expect("a stage has blocks");
+        let role = if block == BlockId::Embed { Role::Tokens } else { Role::NormGain };
+        let gain = statics.role(block, role).weight;
         self.backend.write(Span { bytes: size_of::<f32>(), ..gain }, &[f32::NAN]);
     }
 
     /// Brings about the failure that the options ask for, if it is this rank's turn.
     fn provoke(&mut self, step: u64) {
         let Some(fault) = self.job.options.fault else { return };
-        if fault.step != step || fault.tp_rank != self.tp_rank {
+        if fault.step != step || fault.rank != self.rank {
             return;
         }
         match fault.kind {
-            FaultKind::Panic => self.interpreter.panic_at(self.job.train.schedule.instructions.len() / 2),
+            FaultKind::Panic => self.interpreter.panic_at(self.stage.train.schedule.instructions.len() / 2),
             FaultKind::Hang => loop {
                 std::thread::park();
             },
@@ -281,23 +294,22 @@ impl<B: Backend, C: Communicator<B::Region>, H: HostGroup> Rank<'_, B, C, H> {
     }
 }
 
-/// The sum of a value over the replicas of the head, whose TMP degree is given, on every rank.
+/// The sum of a value over the replicas of the head, on every rank of every stage.
 fn sum_of_replicas(
     host: &impl HostGroup,
     own: f64,
-    degree: u32,
+    statics: &Statics,
+    tp_rank: u32,
 ) -> std::result::Result<f64, CommunicatorError> {
-    if degree as usize == host.ranks() {
+    let last = statics.stage.index + 1 == statics.stage.stages.count();
+    if statics.degree(BlockId::Head) as usize == host.ranks() {
         return Ok(own);
     }
     let number = |bytes: &[u8]| f64::from_le_bytes(bytes.try_into().expect("the eight bytes of a number"));
-    let gathered = host.gather(own.to_le_bytes().to_vec())?;
     // The ranks of a replica have the same value.
-    let sum = gathered.map(|all| all.iter().step_by(degree as usize).map(|bytes| number(bytes)).sum::<f64>());
+    let counts = last && statics.place_in(BlockId::Head, tp_rank) == 0;
+    let gathered = host.gather(if counts { own } else { 0.0 }.to_le_bytes().to_vec())?;
+    let sum = gathered.map(|all| all.iter().map(|bytes| number(bytes)).sum::<f64>());
     let sum = host.broadcast(sum.map(|sum| sum.to_le_bytes().to_vec()))?;
     Ok(number(&sum))
 }
-
-/// What rank 0 says before each tensor of a checkpoint.
-const GO: &[u8] = b"go";
-const STOP: &[u8] = b"stop";

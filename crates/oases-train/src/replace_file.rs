@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io::{BufWriter, Write};
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
@@ -33,16 +33,13 @@ pub(crate) fn replace_file_through<W: Write>(
     write: impl FnOnce(&mut dyn Write) -> Result<()>,
 ) -> Result<()> {
     let failed = |source| Error::input_output(action, path, source);
-    let mut temporary = Temporary { path: temporary_path(path), renamed: false };
-    let file = File::create(&temporary.path).map_err(failed)?;
-    let device = file.try_clone().map_err(failed)?;
-    let mut buffer = BufWriter::with_capacity(BUFFER_BYTES, through(file));
+    let temporary = Temporary::create(path).map_err(failed)?;
+    let device = temporary.file().map_err(failed)?;
+    let mut buffer = BufWriter::with_capacity(BUFFER_BYTES, through(temporary.file().map_err(failed)?));
     write(&mut buffer)?;
     buffer.flush().map_err(failed)?;
     device.sync_all().map_err(failed)?;
-    fs::rename(&temporary.path, path).map_err(failed)?;
-    temporary.renamed = true;
-    sync_folder(path).map_err(failed)
+    temporary.publish(path).map_err(failed)
 }
 
 /// The name under which `path` is written before it is complete.
@@ -53,15 +50,36 @@ pub(crate) fn temporary_path(path: &Path) -> PathBuf {
 }
 
 /// Makes a new name in the folder of `path` survive a crash.
-fn sync_folder(path: &Path) -> std::io::Result<()> {
+fn sync_folder(path: &Path) -> io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     File::open(folder)?.sync_all()
 }
 
-/// Removes the temporary file unless it has taken its final name, also when the writing panics.
-struct Temporary {
+/// A file under its temporary name. It is removed unless it takes its final one, also when the writing panics.
+#[derive(Debug)]
+pub(crate) struct Temporary {
     path: PathBuf,
+    file: File,
     renamed: bool,
+}
+
+impl Temporary {
+    /// Creates what is to be `path`.
+    pub(crate) fn create(path: &Path) -> io::Result<Temporary> {
+        let path = temporary_path(path);
+        Ok(Temporary { file: File::create(&path)?, path, renamed: false })
+    }
+
+    pub(crate) fn file(&self) -> io::Result<File> {
+        self.file.try_clone()
+    }
+
+    /// Gives what has been flushed its name, and flushes the folder.
+    pub(crate) fn publish(mut self, path: &Path) -> io::Result<()> {
+        fs::rename(&self.path, path)?;
+        self.renamed = true;
+        sync_folder(path)
+    }
 }
 
 impl Drop for Temporary {
@@ -75,8 +93,6 @@ impl Drop for Temporary {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use std::io;
-
     use super::*;
 
     /// A device that is full after some bytes.

@@ -295,6 +295,8 @@ mod tests {
             arena_bytes_planned: 10,
             arena_bytes_used: 10,
             schedule: "oases".to_owned(),
+            ranks: 2,
+            pipeline: 1,
             tensor: 2,
             degrees: "2".to_owned(),
             parameters: 100,

@@ -11,7 +11,7 @@ use oases_exec::comm::{Communicator, HostGroup, Link};
 use oases_exec::null::{NullBackend, scaled};
 use oases_exec::philox::philox4x32;
 use oases_exec::{AdamW, Backend, CpuBackend, Interpreter, Program, StepInputs, Timing};
-use oases_schedule::{BlockId, Bytes, Instruction, Layout, Model, Purpose, Schedule, Span, Statics};
+use oases_schedule::{BlockId, Bytes, Instruction, Layout, Model, Purpose, Schedule, Span, Stage, Statics};
 
 use crate::error::{Error, Result};
 use crate::weights::Shards;
@@ -19,13 +19,34 @@ use crate::weights::Shards;
 /// A schedule, and the network that is emulated while it runs.
 #[derive(Clone, Debug)]
 pub struct Contender {
-    /// The schedule. All contenders of a trial have the same group of ranks; degrees and batches may differ.
-    pub schedule: Schedule,
+    /// The schedule of each pipeline stage. Contenders may differ in everything; ranks that one does not need wait for their turn.
+    pub stages: Vec<Schedule>,
     /// The network; none leaves the ranks' memory as fast as it is.
     pub link: Option<Link>,
-    /// Where given, nothing is computed, and each instruction lasts as long as this says: what schedule, executor and link do
-    /// without the noise of a machine, and with more ranks than it has processors. For all contenders or for none.
-    pub lasts: Option<Vec<Duration>>,
+    /// Where given, nothing is computed, and each instruction of each stage lasts as long as this says: what schedule, executor and
+    /// link do without the noise of a machine, and with more ranks than it has processors. For all contenders or for none.
+    pub lasts: Option<Vec<Vec<Duration>>>,
+}
+
+impl Contender {
+    /// A schedule of a single stage, which computes.
+    pub fn new(schedule: Schedule, link: Option<Link>) -> Contender {
+        Contender { stages: vec![schedule], link, lasts: None }
+    }
+
+    /// What it is called.
+    pub fn name(&self) -> &str {
+        &self.stages[0].name
+    }
+
+    /// Ranks of a stage.
+    fn group(&self) -> u32 {
+        self.stages[0].layout.group()
+    }
+
+    fn ranks(&self) -> u32 {
+        self.group() * self.stages.len() as u32
+    }
 }
 
 /// What is to be timed.
@@ -49,7 +70,7 @@ pub struct Sample {
     pub step_ns: u64,
     /// When the step began, on the clock of the timings.
     pub began_ns: u64,
-    /// Times of the instructions on each rank.
+    /// Times of the instructions on each rank, those of the first stage first.
     pub timings: Vec<Vec<Timing>>,
     /// Mean loss.
     pub loss: f64,
@@ -59,9 +80,21 @@ pub struct Sample {
 
 impl Sample {
     /// Time in which a rank waited for collectives, in nanoseconds: the mean over the ranks.
-    pub fn exposed_ns(&self, schedule: &Schedule) -> f64 {
-        let exposed = self.timings.iter().map(|timings| exposed_ns(schedule, timings) as f64);
+    pub fn exposed_ns(&self, stages: &[Schedule]) -> f64 {
+        let exposed = self.on_stages(stages).map(|(stage, timings)| exposed_ns(stage, timings) as f64);
         exposed.sum::<f64>() / self.timings.len() as f64
+    }
+
+    /// The timings of each rank, with the schedule of its stage.
+    pub fn on_stages<'a>(
+        &'a self,
+        stages: &'a [Schedule],
+    ) -> impl Iterator<Item = (&'a Schedule, &'a [Timing])> {
+        let group = self.timings.len() / stages.len();
+        self.timings
+            .iter()
+            .enumerate()
+            .map(move |(rank, timings)| (&stages[rank / group], timings.as_slice()))
     }
 }
 
@@ -69,17 +102,19 @@ impl Trial<'_> {
     /// Samples of each contender, in the order of rounds. `finished` is told the contender after each step. Ended from
     /// outside, there may be fewer samples, of some contenders one fewer than of others.
     pub fn run(&self, finished: &(dyn Fn(usize) + Sync)) -> Result<Vec<Vec<Sample>>> {
-        let Some(ranks) = self.contenders.first().map(|first| first.schedule.layout.group()) else {
+        let Some(ranks) = self.contenders.iter().map(Contender::ranks).max() else {
             return Ok(Vec::new());
         };
-        let programs: Vec<(Statics, Program)> =
-            self.contenders.iter().map(|contender| self.program(&contender.schedule)).collect();
+        let programs =
+            |contender: &Contender| contender.stages.iter().map(|stage| self.program(stage)).collect();
+        let programs: Vec<Vec<(Statics, Program)>> = self.contenders.iter().map(programs).collect();
         let timed = self.contenders.iter().any(|contender| contender.lasts.is_some());
         let networks = Networks::new(self.contenders);
         let groups = networks.links.iter().map(|&link| {
             // The null backend hands communicators less than the real buffers.
             let link = if timed { link.map(scaled) } else { link };
-            group(ranks as usize, LocalOptions { link, ..LocalOptions::default() })
+            // Contenders differ in their stages, so no two ranks are known to make the same calls.
+            group(ranks as usize, LocalOptions { link, stages: ranks as usize, ..LocalOptions::default() })
         });
         let ends = by_rank(groups.collect(), ranks as usize);
         let last = AtomicUsize::new(usize::MAX);
@@ -87,10 +122,10 @@ impl Trial<'_> {
         let of_ranks = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..)
                 .zip(ends)
-                .map(|(tp_rank, communicators)| {
+                .map(|(rank, communicators)| {
                     let rank = Rank {
                         trial: self,
-                        tp_rank,
+                        rank,
                         programs: &programs,
                         networks: &networks,
                         last: &last,
@@ -105,12 +140,11 @@ impl Trial<'_> {
             });
             joined.collect::<Result<Vec<_>>>()
         })?;
-        Ok(joined(of_ranks, &programs))
+        Ok(joined(of_ranks, self.contenders, &programs))
     }
 
     fn program(&self, schedule: &Schedule) -> (Statics, Program) {
-        let (sequences, parts) = (schedule.batch(), schedule.parts.len());
-        let statics = Statics::new(self.model, &schedule.layout, Purpose::Training, sequences, parts);
+        let statics = Statics::of(self.model, schedule, Purpose::Training, schedule.batch());
         let workspace = CpuBackend::workspace(self.model);
         let program = Program::new(schedule.clone(), &statics, workspace);
         (statics, program)
@@ -194,8 +228,10 @@ fn by_rank(groups: Vec<Vec<LocalCommunicator>>, ranks: usize) -> Vec<Vec<LocalCo
 /// One rank of a trial.
 struct Rank<'a> {
     trial: &'a Trial<'a>,
-    tp_rank: u32,
-    programs: &'a [(Statics, Program)],
+    /// In the world.
+    rank: u32,
+    /// Of each contender, by stage.
+    programs: &'a [Vec<(Statics, Program)>],
     networks: &'a Networks,
     /// The turn before which all ranks stop.
     last: &'a AtomicUsize,
@@ -205,11 +241,18 @@ struct Rank<'a> {
 
 impl Rank<'_> {
     fn run(&self, communicators: Vec<LocalCommunicator>) -> Result<Vec<Vec<Sample>>> {
-        let bytes = self.programs.iter().map(|(_, program)| program.plan.bytes).max().unwrap_or_default();
+        let own = (0..self.programs.len()).filter_map(|index| self.place(index));
+        let bytes = own.map(|((_, program), _)| program.plan.bytes).max().unwrap_or_default();
         let too_large = |error: ArenaError| Error::configuration(error.to_string());
         let contenders = self.trial.contenders;
-        let lasts: Vec<&[Duration]> =
-            contenders.iter().filter_map(|contender| contender.lasts.as_deref()).collect();
+        let lasts: Vec<&[Duration]> = contenders
+            .iter()
+            .filter_map(|contender| {
+                let lasts = contender.lasts.as_ref()?;
+                let stage = (self.rank / contender.group()) as usize;
+                Some(lasts.get(stage).map_or(&[][..], Vec::as_slice))
+            })
+            .collect();
         // The contender whose turn it is.
         let turn = Cell::new(0);
         if lasts.is_empty() {
@@ -231,13 +274,12 @@ impl Rank<'_> {
         current: &Cell<usize>,
     ) -> Result<Vec<Vec<Sample>>> {
         let host = communicators[0].host_group();
-        let mut interpreter = Interpreter::new(self.tp_rank, self.began);
         let mut samples = vec![Vec::new(); self.programs.len()];
-        let mut laid_out: Option<&Layout> = None;
+        let mut laid_out: Option<(&Layout, &Stage)> = None;
         'rounds: for round in 0..self.trial.warmup + self.trial.rounds {
             for (index, samples) in samples.iter_mut().enumerate() {
                 let turn = round * self.programs.len() + index;
-                if self.tp_rank == 0 && self.trial.stop.load(Ordering::Relaxed) {
+                if self.rank == 0 && self.trial.stop.load(Ordering::Relaxed) {
                     self.last.fetch_min(turn, Ordering::Relaxed);
                 }
                 host.barrier().map_err(|error| Error::communicator(&error, " (trial)"))?;
@@ -245,19 +287,24 @@ impl Rank<'_> {
                     break 'rounds;
                 }
                 current.set(index);
-                let statics = &self.programs[index].0;
-                let computes = self.trial.contenders[index].lasts.is_none();
-                if computes && laid_out != Some(&statics.layout) {
-                    // Another layout has the weights in other places.
-                    Shards { statics, tp_rank: self.tp_rank }.initialize(&mut backend, 0);
-                    laid_out = Some(&statics.layout);
-                }
                 let communicator = &mut communicators[self.networks.of[index]];
-                let sample = self.step(index, &mut interpreter, &mut backend, communicator)?;
+                let Some(((statics, _), tp_rank)) = self.place(index) else {
+                    // As many barriers as those who run.
+                    let host = communicator.host_group();
+                    host.barrier().map_err(|error| Error::communicator(&error, " (trial)"))?;
+                    continue;
+                };
+                let computes = self.trial.contenders[index].lasts.is_none();
+                if computes && laid_out != Some((&statics.layout, &statics.stage)) {
+                    // Another layout has the weights in other places.
+                    Shards { statics, tp_rank }.initialize(&mut backend, 0);
+                    laid_out = Some((&statics.layout, &statics.stage));
+                }
+                let sample = self.step(index, &mut backend, communicator)?;
                 if round >= self.trial.warmup {
                     samples.push(sample);
                 }
-                if self.tp_rank == 0 {
+                if self.rank == 0 {
                     (self.finished)(index);
                 }
             }
@@ -265,14 +312,21 @@ impl Rank<'_> {
         Ok(samples)
     }
 
+    /// What this rank runs of a contender, and its place in the group of its stage.
+    fn place(&self, index: usize) -> Option<(&(Statics, Program), u32)> {
+        let group = self.trial.contenders[index].group();
+        let program = self.programs[index].get((self.rank / group) as usize)?;
+        Some((program, self.rank % group))
+    }
+
     fn step<B: Backend<Region = Region>>(
         &self,
         index: usize,
-        interpreter: &mut Interpreter,
         backend: &mut B,
         communicator: &mut LocalCommunicator,
     ) -> Result<Sample> {
-        let (statics, program) = &self.programs[index];
+        let ((statics, program), tp_rank) = self.place(index).expect("a rank of the contender");
+        let mut interpreter = Interpreter::new(tp_rank, self.began);
         backend.forget_touched();
         let targets = self.trial.write_batch(backend, statics, program);
         let inputs = inputs(targets);
@@ -281,7 +335,7 @@ impl Rank<'_> {
         let began_ns = self.began.elapsed().as_nanos() as u64;
         interpreter
             .run(program, statics, backend, communicator, &inputs)
-            .map_err(|interrupted| Error::rank(self.tp_rank as usize, interrupted.to_string()))?;
+            .map_err(|interrupted| Error::rank(self.rank as usize, interrupted.to_string()))?;
         let step_ns = self.began.elapsed().as_nanos() as u64 - began_ns;
         let touched = backend.touched();
         let mut losses = vec![0.0; program.schedule.parts.len()];
@@ -292,17 +346,29 @@ impl Rank<'_> {
 }
 
 /// A step lasts as long as on its slowest rank. Its loss is the sum of those of the head's replicas.
-fn joined(of_ranks: Vec<Vec<Vec<Sample>>>, programs: &[(Statics, Program)]) -> Vec<Vec<Sample>> {
-    let mut ranks = (0_u32..).zip(of_ranks);
-    let mut all = ranks.next().map(|(_, first)| first).unwrap_or_default();
-    for (tp_rank, rank) in ranks {
-        for ((samples, others), (statics, _)) in all.iter_mut().zip(rank).zip(programs) {
-            let counts = statics.place_in(BlockId::Head, tp_rank) == 0;
-            for (sample, other) in samples.iter_mut().zip(others) {
-                sample.step_ns = sample.step_ns.max(other.step_ns);
-                sample.touched = sample.touched.max(other.touched);
-                sample.loss += if counts { other.loss } else { 0.0 };
-                sample.timings.extend(other.timings);
+fn joined(
+    of_ranks: Vec<Vec<Vec<Sample>>>,
+    contenders: &[Contender],
+    programs: &[Vec<(Statics, Program)>],
+) -> Vec<Vec<Sample>> {
+    let mut all: Vec<Vec<Sample>> = vec![Vec::new(); contenders.len()];
+    for (rank, samples) in (0_u32..).zip(of_ranks) {
+        for (index, (all, own)) in all.iter_mut().zip(samples).enumerate() {
+            let group = contenders[index].group();
+            let Some((statics, program)) = programs[index].get((rank / group) as usize) else { continue };
+            let head = program.schedule.runs(BlockId::Head);
+            let counts = head && statics.place_in(BlockId::Head, rank % group) == 0;
+            for (at, mut sample) in own.into_iter().enumerate() {
+                sample.loss = if counts { sample.loss } else { 0.0 };
+                match all.get_mut(at) {
+                    None => all.push(sample),
+                    Some(joined) => {
+                        joined.step_ns = joined.step_ns.max(sample.step_ns);
+                        joined.touched = joined.touched.max(sample.touched);
+                        joined.loss += sample.loss;
+                        joined.timings.extend(sample.timings);
+                    }
+                }
             }
         }
     }

@@ -3,12 +3,11 @@
 use std::ops::Range;
 
 use oases_exec::Backend;
-use oases_exec::comm::HostGroup;
 use oases_exec::philox::{Normal, key_from_seed};
 use oases_schedule::{Init, Parameter, Shard, Span, Statics};
 
-use crate::checkpoint::{Checkpoint, Kind, TensorWriter};
-use crate::error::{Error, Result};
+use crate::checkpoint::{Checkpoint, Draft, Kind};
+use crate::error::Result;
 
 /// Streams of the generator for initial weights begin here; one per parameter.
 const INIT_STREAM: u64 = 0x0001_0000_0000_0000;
@@ -23,7 +22,8 @@ impl Shards<'_> {
     /// Draws every element by its index in the full tensor, so that no layout changes it. Moments begin at zero.
     pub(crate) fn initialize(&self, backend: &mut impl Backend, seed: u64) {
         let key = key_from_seed(seed);
-        for (index, parameter) in self.statics.parameters.iter().enumerate() {
+        for index in self.statics.held() {
+            let parameter = &self.statics.parameters[index];
             let mut values = self.room(parameter);
             match parameter.init {
                 Init::Zeros => {}
@@ -38,8 +38,8 @@ impl Shards<'_> {
             }
             backend.write(self.statics.placed(index).weight, &values);
             values.fill(0.0);
-            for moment in self.statics.moments(index) {
-                backend.write(moment, &values);
+            for moment in self.statics.updated(index, self.tp_rank).moments {
+                backend.write(moment, &values[..moment.bytes / size_of::<f32>()]);
             }
         }
     }
@@ -52,7 +52,8 @@ impl Shards<'_> {
         kinds: &[Kind],
     ) -> Result<()> {
         for kind in kinds {
-            for (index, parameter) in self.statics.parameters.iter().enumerate() {
+            for index in self.statics.held() {
+                let parameter = &self.statics.parameters[index];
                 let name = kind.tensor_name(&parameter.name);
                 let mut values = self.room(parameter);
                 let (rows, columns) = self.slice(parameter);
@@ -62,39 +63,39 @@ impl Shards<'_> {
                 } else {
                     checkpoint.read_slice(&name, rows, columns, &mut values[..held])?;
                 }
-                backend.write(self.place(index, *kind), &values);
+                let (elements, place) = self.place(index, *kind);
+                backend.write(place, &values[elements]);
             }
         }
         Ok(())
     }
 
-    /// Sends this rank's part of a tensor to rank 0, which writes the whole.
-    pub(crate) fn gather(
-        &self,
-        backend: &mut impl Backend,
-        host: &impl HostGroup,
-        index: usize,
-        kind: Kind,
-        writer: Option<&mut TensorWriter<'_>>,
-    ) -> Result<()> {
-        let parameter = &self.statics.parameters[index];
-        let mut values = Vec::new();
-        // What every rank holds, rank 0 has already; other replicas hold the same as the first.
-        let degree = self.statics.degree(parameter.block);
-        let first_replica = self.tp_rank < degree && parameter.shard != Shard::Whole;
-        if self.tp_rank == 0 || first_replica {
-            values = self.room(parameter);
-            backend.read(self.place(index, kind), &mut values);
-            let (rows, columns) = self.slice(parameter);
-            values.truncate(rows.len() * columns.len());
+    /// Writes what is this rank's to write: of what several ranks hold, the first one's. Of moments that replicas share, each
+    /// writes its own.
+    pub(crate) fn write(&self, backend: &mut impl Backend, draft: &Draft) -> Result<()> {
+        for index in self.statics.held().filter(|&index| !self.statics.is_copy(index)) {
+            let parameter = &self.statics.parameters[index];
+            let place = self.statics.place_in(parameter.block, self.tp_rank);
+            if place > 0 && parameter.shard == Shard::Whole {
+                continue;
+            }
+            for kind in Kind::ALL {
+                let shares = kind != Kind::Weight && self.statics.shares_moments(index);
+                if !shares && self.tp_rank > place {
+                    continue;
+                }
+                let (elements, span) = self.place(index, kind);
+                let mut values = vec![0.0; elements.len()];
+                backend.read(span, &mut values);
+                let (rows, columns) = self.slice(parameter);
+                // Padding has no place in the file.
+                let held = elements.start..elements.end.min(rows.len() * columns.len()).max(elements.start);
+                let rectangle = if parameter.vector { (columns, 0..1) } else { (rows, columns) };
+                values.truncate(held.len());
+                draft.write(&kind.tensor_name(&parameter.name), rectangle, held, &values)?;
+            }
         }
-        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-        drop(values);
-        let gathered = host.gather(bytes).map_err(|error| Error::communicator(&error, " (checkpoint)"))?;
-        match (gathered, writer) {
-            (Some(parts), Some(writer)) => write_whole(parameter, &parts[..degree as usize], writer),
-            _ => Ok(()),
-        }
+        Ok(())
     }
 
     /// Zeros for all that a rank has room for.
@@ -108,11 +109,14 @@ impl Shards<'_> {
         parameter.slice(place, self.statics.degree(parameter.block))
     }
 
-    fn place(&self, index: usize, kind: Kind) -> Span {
+    /// Which elements of its shard of a parameter this rank has of a kind, and where: all but where replicas share the moments.
+    fn place(&self, index: usize, kind: Kind) -> (Range<usize>, Span) {
+        let weight = self.statics.placed(index).weight;
+        let updated = self.statics.updated(index, self.tp_rank);
         match kind {
-            Kind::Weight => self.statics.placed(index).weight,
-            Kind::FirstMoment => self.statics.moments(index)[0],
-            Kind::SecondMoment => self.statics.moments(index)[1],
+            Kind::Weight => (0..weight.bytes / size_of::<f32>(), weight),
+            Kind::FirstMoment => (updated.elements, updated.moments[0]),
+            Kind::SecondMoment => (updated.elements, updated.moments[1]),
         }
     }
 
@@ -124,27 +128,6 @@ impl Shards<'_> {
         }
         for (row, values) in rows.zip(values.chunks_mut(columns.len())) {
             fill((row * parameter.columns + columns.start) as u64, values);
-        }
-    }
-}
-
-/// Puts the parts of the ranks of one replica together, row by row.
-fn write_whole(parameter: &Parameter, parts: &[Vec<u8>], writer: &mut TensorWriter<'_>) -> Result<()> {
-    let numbers = |bytes: &[u8]| -> Vec<f32> {
-        bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
-    };
-    match parameter.shard {
-        Shard::Whole => writer.write(&numbers(&parts[0])),
-        Shard::Rows => parts.iter().try_for_each(|part| writer.write(&numbers(part))),
-        Shard::Columns => {
-            for row in 0..parameter.rows {
-                for (tp_rank, part) in (0..).zip(parts) {
-                    let (_, columns) = parameter.slice(tp_rank, parts.len() as u32);
-                    let bytes = columns.len() * size_of::<f32>();
-                    writer.write(&numbers(&part[row * bytes..(row + 1) * bytes]))?;
-                }
-            }
-            Ok(())
         }
     }
 }

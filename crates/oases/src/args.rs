@@ -297,6 +297,10 @@ pub enum Experiment {
     Figure5,
     /// End-to-end throughput of five methods on seven models.
     Figure6,
+    /// Pipeline and tensor parallelism over batch sizes.
+    Figure7,
+    /// Weak scaling with data parallelism.
+    Figure10,
     /// Device utilisation.
     Utilisation,
     /// The steps from Megatron-LM to Oases.

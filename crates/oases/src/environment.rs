@@ -54,12 +54,12 @@ impl Environment {
                 hint,
             ));
         };
-        if fault.tp_rank as usize >= ranks {
+        if fault.rank as usize >= ranks {
             let last = ranks.saturating_sub(1);
             return Err(UserError::new(
                 format!(
                     "OASES_FAULT=\"{text}\" names rank {}, but the last rank of this run is {last}",
-                    fault.tp_rank
+                    fault.rank
                 ),
                 hint,
             ));
@@ -90,12 +90,12 @@ fn parse_fault(text: &str) -> Option<Fault> {
         "nan" => FaultKind::NonFinite,
         _ => return None,
     };
-    let tp_rank = fields.next()?.parse().ok()?;
+    let rank = fields.next()?.parse().ok()?;
     let step: u64 = fields.next()?.parse().ok()?;
     if fields.next().is_some() {
         return None;
     }
-    Some(Fault { kind, tp_rank, step: step.checked_sub(1)? })
+    Some(Fault { kind, rank, step: step.checked_sub(1)? })
 }
 
 #[cfg(test)]
@@ -106,8 +106,8 @@ mod tests {
     fn a_fault_is_one_of_the_run_or_an_error() {
         let fault =
             |text: &str| Environment { fault: Some(text.to_string()), ..Environment::default() }.fault(2);
-        assert_eq!(fault("panic:1:3"), Ok(Some(Fault { kind: FaultKind::Panic, tp_rank: 1, step: 2 })));
-        assert_eq!(fault("nan:0:1"), Ok(Some(Fault { kind: FaultKind::NonFinite, tp_rank: 0, step: 0 })));
+        assert_eq!(fault("panic:1:3"), Ok(Some(Fault { kind: FaultKind::Panic, rank: 1, step: 2 })));
+        assert_eq!(fault("nan:0:1"), Ok(Some(Fault { kind: FaultKind::NonFinite, rank: 0, step: 0 })));
         for text in ["bogus", "panic:1", "panic:1:0", "panic:1:3:4", "panic:x:3", "panic:2:3", "stop:1:3"] {
             assert!(fault(text).is_err(), "{text}");
         }

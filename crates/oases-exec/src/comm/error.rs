@@ -3,9 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use oases_schedule::Grouping;
-
-use super::{HostOperation, Operation, Tag};
+use super::{Group, HostOperation, Operation, Tag};
 
 /// A failure of a communicator. It is final: every later call on every rank returns it too.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -69,7 +67,7 @@ pub enum CommunicatorError {
     },
 }
 
-/// A call that all ranks must make, each at the same place in its order.
+/// A call that all members of a group must make, each at the same place in the order of its calls to that group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
     /// A collective on device memory.
@@ -77,26 +75,77 @@ pub enum Call {
         /// What is done.
         operation: Operation,
         /// Which ranks it joins.
-        grouping: Grouping,
+        group: Group,
         /// The caller's name for it.
         tag: Tag,
-        /// Size of each rank's region.
+        /// Size of each member's region.
         bytes: usize,
     },
-    /// A call for values of the host.
+    /// A transfer of device memory from one rank to another: the same for the send and for the receive.
+    Transfer {
+        /// The world rank that sends.
+        from: usize,
+        /// The world rank that receives.
+        to: usize,
+        /// The caller's name for it.
+        tag: Tag,
+        /// Size of the region.
+        bytes: usize,
+    },
+    /// A call for values of the host, by all ranks of the world.
     Host(HostOperation),
+}
+
+impl Call {
+    /// What world rank `rank` calls by starting `operation` on a region of so many bytes.
+    ///
+    /// # Panics
+    /// If the rank, one of `ranks`, cannot start that; see [`Communicator::start`](super::Communicator::start).
+    pub fn starting(
+        rank: usize,
+        ranks: usize,
+        operation: Operation,
+        group: Group,
+        tag: Tag,
+        bytes: usize,
+    ) -> Call {
+        let sound = group.check(rank, ranks);
+        let call = match operation {
+            Operation::Send | Operation::Receive if sound.is_ok() => {
+                assert_eq!(group.size, 2, "{operation} {tag}: a transfer has two ends, not {group}");
+                let peer = group.ranks().find(|member| *member != rank).expect("two ranks that differ");
+                let (from, to) = if operation == Operation::Send { (rank, peer) } else { (peer, rank) };
+                Call::Transfer { from, to, tag, bytes }
+            }
+            _ => Call::Collective { operation, group, tag, bytes },
+        };
+        if let Err(why) = sound {
+            panic!("{call}: {why}");
+        }
+        let elements = bytes / size_of::<f32>();
+        let slots = !operation.has_slots() || elements.is_multiple_of(group.size());
+        assert!(slots, "{call}: {elements} elements are not {} equal slots", group.size());
+        call
+    }
+
+    /// The group whose members must all make it; all ranks make a call for values of the host.
+    pub fn group(self) -> Option<Group> {
+        match self {
+            Call::Collective { group, .. } => Some(group),
+            Call::Transfer { from, to, .. } => Some(Group::pair(from as u32, to as u32)),
+            Call::Host(_) => None,
+        }
+    }
 }
 
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Call::Collective { operation, grouping, tag, bytes } => {
-                write!(f, "{operation} {tag} of {bytes} B")?;
-                match grouping {
-                    Grouping::Whole => Ok(()),
-                    Grouping::Cut { size, stride: 1 } => write!(f, " over groups of {size}"),
-                    Grouping::Cut { size, stride } => write!(f, " over groups of {size}, {stride} apart"),
-                }
+            Call::Collective { operation, group, tag, bytes } => {
+                write!(f, "{operation} {tag} of {bytes} B over {group}")
+            }
+            Call::Transfer { from, to, tag, bytes } => {
+                write!(f, "transfer {tag} of {bytes} B from rank {from} to rank {to}")
             }
             Call::Host(operation) => operation.fmt(f),
         }

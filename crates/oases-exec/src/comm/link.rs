@@ -1,4 +1,4 @@
-//! An emulated network link: how long a collective would take on it.
+//! An emulated network link: how long a collective or a transfer would take on it.
 
 use std::time::Duration;
 
@@ -10,15 +10,18 @@ use super::Operation;
 /// bytes,
 ///
 /// - all-reduce: `2(t-1)/t · S / bandwidth + 2(t-1) · latency` (a reduce-scatter, then an all-gather),
-/// - all-gather: `(t-1)/t · S / bandwidth + (t-1) · latency`, where `S` counts all slots,
+/// - all-gather and reduce-scatter: `(t-1)/t · S / bandwidth + (t-1) · latency`, where `S` counts all slots,
+/// - transfer: `S / bandwidth + latency`,
 ///
 /// nothing with one member. (Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication
 /// Operations in MPICH", 2005, sections 4.1 and 4.5, without the terms of the local arithmetic, which happens
 /// within that time here.)
 ///
-/// A rank's link carries the rank's collectives one at a time, in order. A collective begins once all its
-/// members have started it and the links of all of them have carried what comes before; it occupies these
-/// links to its end, and no others.
+/// The link is full duplex: each rank has an outgoing and an incoming direction, and each of them carries one thing at
+/// a time. A collective occupies both directions of every member, a transfer the outgoing one of its sender and the
+/// incoming one of its receiver. It begins once all members have started it, what they have started before it in
+/// the same stream has begun, and these directions are free; where several could begin, the one that has waited
+/// longest does.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {
     /// What one rank can send, while it also receives as much.
@@ -28,7 +31,8 @@ pub struct Link {
 }
 
 impl Link {
-    /// How long a collective occupies the links of its `members`. `bytes` is the size of each whole region.
+    /// How long a collective occupies the links of its `members`, or a transfer those of its two ends. `bytes` is the
+    /// size of each whole region.
     ///
     /// # Panics
     /// If the bandwidth is not positive.
@@ -39,7 +43,10 @@ impl Link {
         let one_way = Duration::from_secs_f64(one_way_s) + self.latency * hops as u32;
         match operation {
             Operation::AllReduceSum => 2 * one_way,
-            Operation::AllGather => one_way,
+            Operation::AllGather | Operation::ReduceScatterSum => one_way,
+            Operation::Send | Operation::Receive => {
+                Duration::from_secs_f64(bytes as f64 / self.bandwidth_bytes_per_s) + self.latency
+            }
         }
     }
 }
@@ -55,7 +62,16 @@ mod tests {
         // 3/4 of 4 MB at 1 GB/s is 3 ms; three hops of 10 µs.
         let one_way = Duration::from_micros(3_030);
         assert_eq!(LINK.duration(Operation::AllGather, 4_000_000, 4), one_way);
+        assert_eq!(LINK.duration(Operation::ReduceScatterSum, 4_000_000, 4), one_way);
         assert_eq!(LINK.duration(Operation::AllReduceSum, 4_000_000, 4), 2 * one_way);
+    }
+
+    #[test]
+    fn a_transfer_carries_all_of_it_once() {
+        // 4 MB at 1 GB/s is 4 ms; one hop.
+        for operation in [Operation::Send, Operation::Receive] {
+            assert_eq!(LINK.duration(operation, 4_000_000, 2), Duration::from_micros(4_010));
+        }
     }
 
     #[test]

@@ -14,7 +14,7 @@
 mod board;
 mod collective;
 mod host;
-mod members;
+mod links;
 mod order;
 mod reduce;
 mod shared;
@@ -27,10 +27,8 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use oases_schedule::Grouping;
-
 use self::shared::Shared;
-use super::{Call, Communicator, CommunicatorError, Link, Operation, Tag, Ticket};
+use super::{Call, Communicator, CommunicatorError, Group, Link, Operation, Tag, Ticket};
 use crate::arena::Region;
 
 /// How a local communicator behaves.
@@ -43,11 +41,14 @@ pub struct LocalOptions {
     /// Threads that do arithmetic beside the ranks' own; by default one for each processor that no rank
     /// needs, at most one per rank.
     pub communication_threads: Option<usize>,
+    /// Into how many pipeline stages of neighbouring ranks the world falls. The ranks of a stage run one schedule, so that
+    /// any difference between their calls is an error at once.
+    pub stages: usize,
 }
 
 impl Default for LocalOptions {
     fn default() -> LocalOptions {
-        LocalOptions { link: None, timeout: Duration::from_secs(60), communication_threads: None }
+        LocalOptions { link: None, timeout: Duration::from_secs(60), communication_threads: None, stages: 1 }
     }
 }
 
@@ -65,10 +66,12 @@ impl LocalOptions {
 /// Makes a communicator between `ranks` ranks: one end for each rank's thread, in rank order.
 ///
 /// # Panics
-/// If `ranks` is 0.
+/// If `ranks` is 0, or does not fall into the stages.
 pub fn group(ranks: usize, options: LocalOptions) -> Vec<LocalCommunicator> {
     assert!(ranks > 0, "a communicator has at least one rank");
-    let shared = Arc::new(Shared::new(ranks, options.link, options.timeout));
+    let stages = options.stages;
+    assert!(ranks.is_multiple_of(stages), "{ranks} ranks do not fall into {stages} stages of one size");
+    let shared = Arc::new(Shared::new(ranks, &options));
     let threads = 0..options.threads_for(ranks);
     let threads = Arc::new(threads.filter_map(|index| CommunicationThread::spawn(index, &shared)).collect());
     let communicator = |rank| LocalCommunicator {
@@ -113,14 +116,11 @@ impl Communicator<Region> for LocalCommunicator {
         self.member.shared.ranks
     }
 
-    fn start(&mut self, operation: Operation, grouping: Grouping, tag: Tag, region: Region) -> Ticket {
-        let (ranks, len) = (self.ranks() as u32, region.len());
-        let call = Call::Collective { operation, grouping, tag, bytes: size_of_val::<[f32]>(&region) };
-        assert!(grouping.fits(ranks), "{call}: {ranks} ranks do not fall into such groups");
-        let members = grouping.size(ranks);
-        let slots = operation != Operation::AllGather || len.is_multiple_of(members as usize);
-        assert!(slots, "{call}: {len} elements are not {members} equal slots");
-        self.member.shared.start(self.member.rank, call, region, &mut self.work)
+    fn start(&mut self, operation: Operation, group: Group, tag: Tag, region: Region) -> Ticket {
+        let Member { shared, rank } = &*self.member;
+        let bytes = size_of_val::<[f32]>(&region);
+        let call = Call::starting(*rank, shared.ranks, operation, group, tag, bytes);
+        shared.start(*rank, call, region, &mut self.work)
     }
 
     fn sync(&mut self, ticket: Ticket) -> Result<Region, CommunicatorError> {

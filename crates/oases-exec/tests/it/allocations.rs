@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use oases_exec::arena::Arena;
 use oases_exec::comm::local::{LocalCommunicator, LocalOptions, group};
-use oases_exec::comm::{Communicator, Operation, Tag};
+use oases_exec::comm::{Communicator, Group, Operation, Tag};
 use oases_exec::{AdamW, CpuBackend, Interpreter, Program, StepInputs};
 use oases_schedule::passes::VARIANTS;
 use oases_schedule::{Grouping, Model, Purpose, Span, Statics};
@@ -103,7 +103,8 @@ fn collectives_of_groups_at_different_speeds_allocate_nothing() {
         let mut arena = Arena::new(span.bytes).expect("a small arena");
         let rank = communicator.rank();
         let mut collective = |operation, grouping| {
-            let ticket = communicator.start(operation, grouping, Tag(0), arena.lend(span));
+            let members = Group::of_stage(0, RANKS, grouping, rank as u32);
+            let ticket = communicator.start(operation, members, Tag(0), arena.lend(span));
             arena.give_back(communicator.sync(ticket).expect("a sound communicator"));
         };
         // More than a thousand collectives, so that no room from the beginning lasts to the end.
@@ -121,7 +122,7 @@ fn collectives_of_groups_at_different_speeds_allocate_nothing() {
                 meeting.wait();
             }
             collective(Operation::AllReduceSum, Grouping::Whole);
-            for operation in [Operation::AllGather, Operation::AllReduceSum] {
+            for operation in [Operation::AllGather, Operation::ReduceScatterSum, Operation::AllReduceSum] {
                 collective(operation, Grouping::new(2, 2, RANKS));
                 collective(operation, Grouping::new(1, 1, RANKS));
             }

@@ -55,7 +55,7 @@ impl Golden {
         let schedule = variant.build(&request(&self.model, &tensor.to_string(), 3 / micro, micro, sub));
         let batches = vec![(self.tokens.clone(), self.targets.clone()); steps];
         let (model, layout, weights) = (self.model.clone(), schedule.layout.clone(), &self.weights);
-        Run { model, layout, schedule, weights, batches, hyper: HYPER }.run()
+        Run { model, layout, stages: vec![schedule], weights, batches, hyper: HYPER }.run()
     }
 }
 

@@ -6,7 +6,9 @@ use std::time::Instant;
 use oases_exec::arena::Arena;
 use oases_exec::comm::local::{LocalCommunicator, LocalOptions, group};
 use oases_exec::{AdamW, Backend, CpuBackend, Interpreter, Program, StepInputs};
-use oases_schedule::{BlockId, Layout, Model, Parameter, Purpose, Request, Schedule, Span, Statics};
+use oases_schedule::{
+    BlockId, Layout, Model, Optimizer, Parameter, Purpose, Request, Schedule, Span, Statics,
+};
 
 /// A tensor for each parameter name, in full.
 pub(crate) type Tensors = BTreeMap<String, Vec<f32>>;
@@ -15,7 +17,8 @@ pub(crate) type Tensors = BTreeMap<String, Vec<f32>>;
 pub(crate) struct Run<'a> {
     pub model: Model,
     pub layout: Layout,
-    pub schedule: Schedule,
+    /// One per pipeline stage.
+    pub stages: Vec<Schedule>,
     pub weights: &'a Tensors,
     /// Tokens and targets of each step.
     pub batches: Vec<(Vec<u32>, Vec<u32>)>,
@@ -29,7 +32,7 @@ pub(crate) struct Outcome {
     pub losses: Vec<f64>,
     /// Gradient norm of each step.
     pub norms: Vec<f64>,
-    /// Gradients of the last step.
+    /// Gradients of the last step; nothing where the optimizer is sharded, since each replica then has its share.
     pub gradients: Tensors,
     /// Weights after the last step.
     pub weights: Tensors,
@@ -61,51 +64,66 @@ pub(crate) fn request(model: &Model, degrees: &str, sequences: u32, micro: u32, 
 
 impl Run<'_> {
     pub(crate) fn run(&self) -> Outcome {
-        let ranks = self.layout.group() as usize;
-        let statics = Statics::new(
-            &self.model,
-            &self.layout,
-            Purpose::Training,
-            self.schedule.batch(),
-            self.schedule.parts.len(),
-        );
-        let program = Program::new(self.schedule.clone(), &statics, CpuBackend::workspace(&self.model));
-        let communicators = group(ranks, LocalOptions::default());
+        let group_ranks = self.layout.group();
+        let stages: Vec<(Statics, Program)> = self.stages.iter().map(|stage| self.program(stage)).collect();
+        let options = LocalOptions { stages: stages.len(), ..LocalOptions::default() };
+        let communicators = group(stages.len() * group_ranks as usize, options);
         let shards: Vec<Shard> = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..)
                 .zip(communicators)
                 .map(|(rank, communicator)| {
-                    let (statics, program) = (&statics, &program);
-                    scope.spawn(move || self.rank(rank, communicator, statics, program))
+                    let (statics, program) = &stages[(rank / group_ranks) as usize];
+                    scope.spawn(move || self.rank(rank % group_ranks, communicator, statics, program))
                 })
                 .collect();
             threads.into_iter().map(|thread| thread.join().expect("a rank panicked")).collect()
         });
-        let head = statics.degree(BlockId::Head) as usize;
-        for (tp_rank, shard) in shards.iter().enumerate() {
-            let first = &shards[tp_rank / head * head];
-            assert_eq!(shard.losses, first.losses, "ranks of a replica have one loss");
-            assert_eq!(shard.norms, shards[0].norms, "ranks of a group have one norm");
+        let of_stages: Vec<&[Shard]> = shards.chunks(group_ranks as usize).collect();
+        let last = of_stages[stages.len() - 1];
+        let head = stages[0].0.degree(BlockId::Head) as usize;
+        for (tp_rank, shard) in last.iter().enumerate() {
+            assert_eq!(shard.losses, last[tp_rank / head * head].losses, "ranks of a replica have one loss");
         }
-        let replicas = || shards.iter().step_by(head);
-        let losses = (0..self.batches.len()).map(|step| replicas().map(|shard| shard.losses[step]).sum());
+        assert!(shards.iter().all(|shard| shard.norms == shards[0].norms), "all ranks have one norm");
+        let losses = (0..self.batches.len())
+            .map(|step| last.iter().step_by(head).map(|shard| shard.losses[step]).sum())
+            .collect();
         let whole = |pick: fn(&Shard) -> &Vec<Vec<f32>>| {
+            let statics = &stages[0].0;
             let parameters = statics.parameters.iter().enumerate();
             parameters
                 .map(|(index, parameter)| {
-                    let parts: Vec<&[f32]> = shards.iter().map(|shard| &*pick(shard)[index]).collect();
-                    (parameter.name.clone(), assemble(&statics, parameter, &parts))
+                    let holds = |(statics, _): &(Statics, Program)| statics.held().any(|held| held == index);
+                    let holders = stages.iter().zip(&of_stages).filter(|(stage, _)| holds(stage));
+                    let copies = holders.map(|(_, shards)| {
+                        let parts: Vec<&[f32]> = shards.iter().map(|shard| &*pick(shard)[index]).collect();
+                        assemble(statics, parameter, &parts)
+                    });
+                    let copies: Vec<Vec<f32>> = copies.collect();
+                    assert!(
+                        copies.iter().all(|copy| *copy == copies[0]),
+                        "{}: stages differ",
+                        parameter.name
+                    );
+                    (parameter.name.clone(), copies[0].clone())
                 })
                 .collect()
         };
+        let sharded = self.stages[0].optimizer == Optimizer::Sharded;
         Outcome {
-            losses: losses.collect(),
+            losses,
             norms: shards[0].norms.clone(),
-            gradients: whole(|shard| &shard.gradients),
+            gradients: if sharded { Tensors::new() } else { whole(|shard| &shard.gradients) },
             weights: whole(|shard| &shard.weights),
-            arena_planned: program.plan.bytes.0,
+            arena_planned: stages.iter().map(|(_, program)| program.plan.bytes.0).max().unwrap_or(0),
             arena_used: shards.iter().map(|shard| shard.arena_used).max().unwrap_or(0),
         }
+    }
+
+    fn program(&self, stage: &Schedule) -> (Statics, Program) {
+        let statics = Statics::of(&self.model, stage, Purpose::Training, stage.batch());
+        let program = Program::new(stage.clone(), &statics, CpuBackend::workspace(&self.model));
+        (statics, program)
     }
 
     fn rank(
@@ -117,7 +135,8 @@ impl Run<'_> {
     ) -> Shard {
         let arena = Arena::new(program.plan.bytes.0 as usize).expect("a small arena");
         let mut backend = CpuBackend::new(arena);
-        for (index, parameter) in statics.parameters.iter().enumerate() {
+        for index in statics.held() {
+            let parameter = &statics.parameters[index];
             let local = cut(statics, parameter, &self.weights[&parameter.name], tp_rank);
             backend.write(statics.placed(index).weight, &local);
         }
@@ -146,14 +165,13 @@ impl Run<'_> {
             norms.push(f64::from(norm[0]).sqrt());
         }
         let mut all = |place: &dyn Fn(usize) -> Span| -> Vec<Vec<f32>> {
-            (0..statics.parameters.len())
-                .map(|index| {
-                    let span = place(index);
-                    let mut values = vec![0.0; span.bytes / 4];
-                    backend.read(span, &mut values);
-                    values
-                })
-                .collect()
+            let mut all = vec![Vec::new(); statics.parameters.len()];
+            for index in statics.held() {
+                let span = place(index);
+                all[index].resize(span.bytes / 4, 0.0);
+                backend.read(span, &mut all[index]);
+            }
+            all
         };
         let gradients = all(&|index| statics.placed(index).gradient);
         let weights = all(&|index| statics.placed(index).weight);

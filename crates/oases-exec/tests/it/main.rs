@@ -6,3 +6,4 @@ mod harness;
 mod mixed;
 mod null;
 mod schedules;
+mod stages;

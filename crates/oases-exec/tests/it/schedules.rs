@@ -45,10 +45,14 @@ impl Case {
     }
 
     pub(crate) fn run_schedule(&self, schedule: Schedule) -> Outcome {
+        self.run_stages(vec![schedule])
+    }
+
+    pub(crate) fn run_stages(&self, stages: Vec<Schedule>) -> Outcome {
         let batches = batches(&self.model, self.sequences * self.micro, self.steps);
         let hyper = oases_exec::AdamW { learning_rate: 1e-3, ..HYPER };
-        let (model, layout) = (self.model.clone(), schedule.layout.clone());
-        Run { model, layout, schedule, weights: &weights(&self.model), batches, hyper }.run()
+        let (model, layout) = (self.model.clone(), stages[0].layout.clone());
+        Run { model, layout, stages, weights: &weights(&self.model), batches, hyper }.run()
     }
 }
 

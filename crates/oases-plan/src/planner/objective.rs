@@ -42,7 +42,7 @@
 use oases_schedule::Variant;
 
 use super::times::BlockTimes;
-use crate::simulate::stretched;
+use crate::rank::stretched;
 use crate::time::Nanoseconds;
 
 /// How times add up.

@@ -256,7 +256,7 @@ fn crossing(task: &Task<'_>, [before, after]: [u32; 2], parts: &[u32]) -> Result
             if to <= from {
                 return Ok(Nanoseconds::ZERO);
             }
-            let reach = Reach { ranks: to / from, stride: from };
+            let reach = Reach::apart(to / from, from);
             let bytes = Bytes(u64::from(share(part, to)) * row);
             Ok(task.costs.collective(CollectiveKind::AllGather, bytes, reach)?.link)
         };

@@ -41,8 +41,9 @@ pub struct GradientRing {
 /// - A block of any degree takes what the table has for that degree and the rank's share of the batch, which is the table's
 ///   batch of one TMP group.
 /// - Dropout and residual are in the published block times. So a reshard, which does them where the degree changes, is one
-///   operator here that copies the residual stream of the side that it comes from. Its gather goes over the links of the
-///   machine, and so does the reduction of gradients between the replicas of a block inside the group.
+///   operator here that copies the residual stream of the side that it comes from, and what completes the stream before another
+///   pipeline stage nothing more. Gathers and transfers go over the links of the machine, and so does the reduction of
+///   gradients between the replicas of a block inside the group.
 /// - The step passes over the weights of the layers. In a mixed layout the share of a degree counts embedding and head too
 ///   ([`oases_schedule::Plan::parameter_shares`]): with a small vocabulary it hardly differs.
 /// - Embedding, head, loss and norm cost nothing, and neither do their collectives, on purpose: the benchmark model does
@@ -157,9 +158,11 @@ impl<'a> PublishedCosts<'a> {
             },
             Operation::Tail(Direction::Forward, _, of, _) => forward_scale * piece(1, of),
             Operation::Tail(Direction::Backward, _, of, _) => backward_scale * piece(0, of),
-            Operation::Reshard(_) | Operation::Loss | Operation::Norm | Operation::Step => {
-                unreachable!("not of a layer")
-            }
+            Operation::Reshard(_)
+            | Operation::Complete(_)
+            | Operation::Loss
+            | Operation::Norm
+            | Operation::Step => unreachable!("not of a layer"),
         })
     }
 }
@@ -168,6 +171,8 @@ impl Costs for PublishedCosts<'_> {
     fn compute(&self, operation: Operation, sequences: u32, tensor: u32) -> Result<Nanoseconds, Error> {
         let ms = match (operation, operation.family()) {
             (Operation::Step, _) => self.step_ms(tensor),
+            // Blocks of both sides have it in their times.
+            (Operation::Complete(_), _) => 0.0,
             (Operation::Reshard(_), _) => self.fit().copy_ms(self.size(sequences, tensor)),
             (_, Some(Family::Attn | Family::Mlp)) => self.layer_operation_ms(operation, sequences, tensor)?,
             // The benchmark model has no embedding, no head, and clips no gradients.
@@ -195,12 +200,14 @@ impl Costs for PublishedCosts<'_> {
                 Ok(CollectiveTime { link: self.gradients(reach.ranks)?, host: Nanoseconds::ZERO })
             }
             // The embedding is before the first attention.
-            CollectiveId::Reshard { block: BlockId::Attn(0), .. } | CollectiveId::Norm => {
-                Ok(CollectiveTime::default())
-            }
+            CollectiveId::Reshard { block: BlockId::Attn(0), .. }
+            | CollectiveId::Table
+            | CollectiveId::Norm => Ok(CollectiveTime::default()),
+            CollectiveId::Transfer { .. } => self.collective(kind, bytes, reach),
             CollectiveId::Block { block, .. }
             | CollectiveId::Reshard { block, .. }
-            | CollectiveId::Replicas(block) => match block {
+            | CollectiveId::Replicas(block)
+            | CollectiveId::Weights(block) => match block {
                 BlockId::Attn(_) | BlockId::Mlp(_) => self.collective(kind, bytes, reach),
                 BlockId::Embed | BlockId::Head => Ok(CollectiveTime::default()),
             },
@@ -394,7 +401,7 @@ mod tests {
         let (machine, model) = (machine(), model(1024));
         let costs = PublishedCosts::new(None, &machine, &model, None).unwrap();
         let time = |collective| {
-            let reach = Reach { ranks: 2, stride: 4 };
+            let reach = Reach::apart(2, 4);
             let (kind, bytes) = (CollectiveKind::AllGather, Bytes(10_000_000));
             costs.named_collective(collective, kind, bytes, reach).unwrap().link.0
         };

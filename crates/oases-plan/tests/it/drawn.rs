@@ -13,8 +13,8 @@ fn compute(operation: Operation, sequences: u32) -> u64 {
         Operation::Loss => 1,
         Operation::Norm => 2,
         Operation::Step => 3,
-        Operation::Recompute(..) | Operation::Tail(..) | Operation::Reshard(_) => {
-            panic!("nothing is recomputed, cut or resharded here")
+        Operation::Recompute(..) | Operation::Tail(..) | Operation::Reshard(_) | Operation::Complete(_) => {
+            panic!("nothing is recomputed, cut or moved here")
         }
     }
 }

@@ -43,9 +43,8 @@ pub fn build(variant: &str, request: &Request) -> Schedule {
 }
 
 pub fn planned(schedule: &Schedule) -> Plan {
-    let (sequences, parts) = (schedule.batch(), schedule.parts.len());
     let model = model(schedule.layers);
-    let statics = Statics::new(&model, &schedule.layout, Purpose::Training, sequences, parts);
+    let statics = Statics::of(&model, schedule, Purpose::Training, schedule.batch());
     plan(schedule, &statics, Workspace::default())
 }
 

@@ -86,13 +86,19 @@ impl Dataflow<'_> {
     pub(super) fn incoming_gradient(&mut self, block: BlockId, part: PartId, scope: Scope) {
         let Some(after) = self.schedule.after(block) else { return };
         let gradient = self.arriving(after, part);
-        let resharded = self.schedule.border(after).is_some();
-        self.read(gradient, Slot::Gradient, if resharded { Rule::Reshard } else { Rule::Backward });
+        let crosses = self.schedule.crosses(after);
+        let completed = crosses || self.schedule.border(after).is_some();
+        let missing = match (crosses, completed) {
+            (true, _) => Rule::Stages,
+            (_, true) => Rule::Reshard,
+            _ => Rule::Backward,
+        };
+        self.read(gradient, Slot::Gradient, missing);
         if scope == Scope::Input {
             self.held.insert(gradient, false);
         }
-        // What was resharded was completed before.
-        if let Some(upstream) = self.schedule.after(after).filter(|_| !resharded) {
+        // What was resharded or came from another stage was completed before.
+        if let Some(upstream) = self.schedule.after(after).filter(|_| !completed) {
             let upstream = self.arriving(upstream, part);
             self.read(upstream, Slot::Upstream, Rule::Backward);
             self.forget_gradient(upstream);

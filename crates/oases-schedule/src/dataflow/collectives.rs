@@ -21,36 +21,66 @@ impl Dataflow<'_> {
         }
         match self.schedule.collective(collective) {
             None => self.violate(Rule::Collectives, format!("{collective} has nothing to do between ranks")),
-            Some((expected, among)) if (kind, axis, grouping) != (expected, Axis::Tensor, among) => {
-                let expected = expected.name();
-                let message = format!("{collective} must be {expected} @tensor{among}");
+            Some(expected) if (kind, axis, grouping) != expected => {
+                let (kind, axis, among) = expected;
+                let message = format!("{collective} must be {} @{}{among}", kind.name(), axis.name());
                 self.violate(Rule::Collectives, message);
             }
             Some(_) => {}
         }
-        match collective_value(collective) {
+        let value = self.value_of(collective);
+        match value {
+            Some(value) if kind == CollectiveKind::Recv => self.receive(collective, value),
             Some(value) => match self.condition(value, collective) {
                 Some(condition) if *condition == Condition::Partial(collective) => {
                     *condition = Condition::InFlight(collective);
                     self.touches.push(Touch::Use(value, Slot::Output));
                 }
-                _ => self.violate(Rule::Collectives, format!("{collective} has no partial sum to reduce")),
+                _ => self.violate(Rule::Collectives, format!("{collective} has nothing to work on yet")),
             },
             None => {
-                if collective == CollectiveId::Norm && !self.norm {
-                    self.violate(Rule::Collectives, "norm is started before it is computed".into());
-                }
-                if let CollectiveId::Gradients(bucket) = collective {
-                    if bucket != 0 {
-                        self.violate(Rule::Names, format!("there is no gradient bucket {bucket}"));
-                    }
-                    self.all_backwards_done(&collective.to_string());
-                }
-                if let CollectiveId::Replicas(block) = collective {
-                    self.backwards_done(block, collective);
-                }
+                self.may_reduce(collective);
                 self.reductions.insert(collective, Condition::InFlight(collective));
             }
+        }
+    }
+
+    /// What a collective that belongs to a part of the batch works on.
+    fn value_of(&self, collective: CollectiveId) -> Option<Value> {
+        match collective {
+            CollectiveId::Transfer { pass, block, part } => Some(self.transferred(pass, block, part)),
+            _ => collective_value(collective),
+        }
+    }
+
+    /// Whether what belongs to no part of the batch is ready for its collective.
+    fn may_reduce(&mut self, collective: CollectiveId) {
+        match collective {
+            CollectiveId::Norm if !self.norm => {
+                self.violate(Rule::Collectives, "norm is started before it is computed".into());
+            }
+            CollectiveId::Gradients(bucket) => {
+                if bucket != 0 {
+                    self.violate(Rule::Names, format!("there is no gradient bucket {bucket}"));
+                }
+                self.all_backwards_done(&collective.to_string());
+            }
+            CollectiveId::Table => {
+                let ends = [BlockId::Embed, BlockId::Head];
+                let own = ends.into_iter().filter(|&end| self.schedule.runs(end)).collect::<Vec<_>>();
+                own.into_iter().for_each(|end| self.backwards_done(end, collective));
+            }
+            CollectiveId::Replicas(block) => {
+                self.backwards_done(block, collective);
+                // What the stages share is summed between them first: their buckets have different slots.
+                if matches!(block, BlockId::Embed | BlockId::Head) {
+                    self.reduction_done(CollectiveId::Table, &collective.to_string());
+                }
+            }
+            CollectiveId::Weights(_) if !self.stepped => {
+                self.violate(Rule::Step, format!("{collective} comes before the step"));
+            }
+            _ => {}
         }
     }
 
@@ -66,7 +96,7 @@ impl Dataflow<'_> {
     }
 
     pub(super) fn sync(&mut self, collective: CollectiveId) {
-        let value = collective_value(collective);
+        let value = self.value_of(collective);
         let condition = match value {
             Some(value) => self.condition(value, collective),
             None => self.reductions.get_mut(&collective),
@@ -77,6 +107,10 @@ impl Dataflow<'_> {
                 if let Some(value) = value {
                     self.touches.push(Touch::Use(value, Slot::Output));
                     self.join_pieces(value);
+                    let kind = self.schedule.collective(collective).map(|(kind, ..)| kind);
+                    if kind == Some(CollectiveKind::Send) {
+                        self.sent(value);
+                    }
                 }
             }
             _ => self.violate(Rule::Collectives, format!("{collective} is synced but not in flight")),
@@ -90,6 +124,7 @@ impl Dataflow<'_> {
         }
         self.all_backwards_done("norm");
         self.reduction_done(CollectiveId::Gradients(0), "norm");
+        self.reduction_done(CollectiveId::Table, "norm");
         // One violation for all blocks; there can be many.
         let replicas = self.schedule.chain().map(CollectiveId::Replicas);
         let missing: Vec<CollectiveId> = replicas.filter(|&replicas| !self.reduced(replicas)).collect();
@@ -115,9 +150,25 @@ impl Dataflow<'_> {
         }
     }
 
-    /// The weights of a block have all their gradients; the embedding's come with the head's.
+    /// Of each block whose moments are sharded, every replica has what the others have updated.
+    pub(super) fn weights_gathered(&mut self) {
+        if !self.stepped {
+            return;
+        }
+        let weights = self.schedule.chain().map(CollectiveId::Weights);
+        let missing: Vec<CollectiveId> = weights.filter(|&weights| !self.reduced(weights)).collect();
+        if let [first, ..] = missing.as_slice() {
+            self.violate(
+                Rule::Step,
+                format!("{first} is not gathered behind the step ({} such)", missing.len()),
+            );
+        }
+    }
+
+    /// The weights of a block have all their gradients; the embedding's come with the head's of the same stage.
     fn backwards_done(&mut self, block: BlockId, before: CollectiveId) {
-        let blocks = if block == BlockId::Embed { &[BlockId::Embed, BlockId::Head][..] } else { &[block] };
+        let together = block == BlockId::Embed && self.schedule.runs(BlockId::Head);
+        let blocks = if together { &[BlockId::Embed, BlockId::Head][..] } else { &[block] };
         let parts = self.schedule.parts.iter().map(|part| part.id);
         let mut all = parts.flat_map(|part| blocks.iter().map(move |&block| (block, part)));
         if let Some((block, part)) = all.find(|instance| !self.weights_done.contains(instance)) {

@@ -43,9 +43,10 @@ impl Dataflow<'_> {
         let before = self.schedule.before(block);
         if let Some(before) = before {
             let input = Value::Input(block, part);
-            match self.schedule.border(block) {
-                None => self.join(before, input, part),
-                Some(_) => self.read(input, Slot::Input, Rule::Reshard),
+            match (self.schedule.crosses(block), self.schedule.border(block)) {
+                (true, _) => self.read(input, Slot::Input, Rule::Stages),
+                (_, Some(_)) => self.read(input, Slot::Input, Rule::Reshard),
+                _ => self.join(before, input, part),
             }
             if keep == Keep::Nothing {
                 self.passing.insert(input);
@@ -91,7 +92,9 @@ impl Dataflow<'_> {
             self.read(saved, Slot::Normalized, Rule::Recompute);
         } else {
             let input = Value::Input(block, part);
-            if self.values.contains_key(&input) || self.schedule.border(block).is_some() {
+            if self.schedule.crosses(block) {
+                self.read(input, Slot::Input, Rule::Kept);
+            } else if self.values.contains_key(&input) || self.schedule.border(block).is_some() {
                 self.read(input, Slot::Input, Rule::Reshard);
             } else {
                 self.join(before, input, part);

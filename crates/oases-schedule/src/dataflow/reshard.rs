@@ -50,9 +50,9 @@ impl Dataflow<'_> {
 
     /// The gradient of the input of `block`, as the block before reads it.
     pub(super) fn arriving(&self, block: BlockId, part: PartId) -> Value {
-        match self.schedule.border(block) {
-            Some(_) => Value::Resharded(block, part),
-            None => Value::Gradient(block, part),
+        match self.schedule.border(block).is_some() || self.schedule.crosses(block) {
+            true => Value::Resharded(block, part),
+            false => Value::Gradient(block, part),
         }
     }
 

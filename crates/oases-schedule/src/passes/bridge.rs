@@ -1,9 +1,10 @@
 //! `bridge`: the ends of neighbouring micro-batches hide each other's collectives.
 
 use crate::ids::{BlockId, Pass};
+use crate::instruction::Instruction;
 use crate::passes::Request;
 use crate::passes::split::units;
-use crate::schedule::{Instruction, Schedule};
+use crate::schedule::Schedule;
 
 /// Where one micro-batch ends and the next begins, the last gradient of the one and the embedding of the other have nothing
 /// to run under. So the embedding of the next micro-batch moves before the last block's backward, and the embedding's

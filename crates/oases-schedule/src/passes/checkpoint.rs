@@ -3,9 +3,10 @@
 use std::collections::BTreeSet;
 
 use crate::ids::{BlockId, PartId, Pass};
+use crate::instruction::Instruction;
 use crate::passes::Request;
 use crate::passes::serial::Blocking;
-use crate::schedule::{Extent, Instruction, Keep, Schedule};
+use crate::schedule::{Extent, Keep, Schedule};
 
 /// Chen et al., arXiv 1604.06174, at the granularity of Megatron-LM: one input per layer is kept, and the whole layer runs
 /// again before its backward, all-reduces included. 6 all-reduces per layer and part: 2 forward, 2 recompute, 2 backward.
@@ -17,10 +18,16 @@ pub(super) fn checkpoint_layers(schedule: &Schedule, request: &Request) -> Sched
     for instruction in &schedule.instructions {
         match *instruction {
             // The layer is recomputed for all sub-batches, block by block, before the first of them goes backward.
-            Instruction::Backward { block: BlockId::Mlp(layer), part, .. }
-                if of_layer(layer) == Keep::Input && recomputed.insert((layer, part.micro)) =>
-            {
-                recompute_layer(&mut step, layer, part);
+            Instruction::Backward {
+                block: block @ (BlockId::Attn(layer) | BlockId::Mlp(layer)),
+                part,
+                ..
+            } if of_layer(layer) == Keep::Input && recomputed.insert((part.micro, block)) => {
+                // Where the layer lies on two stages, each recomputes its half.
+                let alone = block == BlockId::Attn(layer) || schedule.crosses(block);
+                let blocks = if alone { vec![block] } else { vec![BlockId::Attn(layer), block] };
+                recompute(&mut step, &blocks, part);
+                recomputed.extend(blocks.into_iter().map(|block| (part.micro, block)));
             }
             Instruction::Backward { block: block @ BlockId::Attn(layer), part, .. }
                 if of_layer(layer) == Keep::Selective =>
@@ -34,7 +41,11 @@ pub(super) fn checkpoint_layers(schedule: &Schedule, request: &Request) -> Sched
                 Instruction::Forward { block, part, keep: of_layer(layer), extent }
             }
             Instruction::Forward { block: block @ BlockId::Mlp(layer), part, extent, .. } => {
-                let keep = if of_layer(layer) == Keep::Input { Keep::Nothing } else { Keep::All };
+                let keep = match of_layer(layer) {
+                    Keep::Input if schedule.crosses(block) => Keep::Input,
+                    Keep::Input => Keep::Nothing,
+                    _ => Keep::All,
+                };
                 Instruction::Forward { block, part, keep, extent }
             }
             other => other,
@@ -43,10 +54,10 @@ pub(super) fn checkpoint_layers(schedule: &Schedule, request: &Request) -> Sched
     schedule.with_instructions(step.instructions)
 }
 
-fn recompute_layer(step: &mut Blocking<'_>, layer: u32, part: PartId) {
+fn recompute(step: &mut Blocking<'_>, blocks: &[BlockId], part: PartId) {
     let parts: Vec<PartId> = sub_batches(step.schedule, part).collect();
-    for block in [BlockId::Attn(layer), BlockId::Mlp(layer)] {
-        if block == BlockId::Mlp(layer) {
+    for &block in blocks {
+        if block != blocks[0] {
             parts.iter().for_each(|&part| step.reshard(Pass::Recompute, block, part));
         }
         for &part in &parts {

@@ -1,9 +1,10 @@
 //! `decompose`: overlap inside a block, without sub-batches.
 
 use crate::ids::{BlockId, CollectiveId, Cut, Pass, Piece};
+use crate::instruction::Instruction;
 use crate::passes::Request;
 use crate::passes::split::units;
-use crate::schedule::{Extent, Instruction, Schedule, Scope};
+use crate::schedule::{Extent, Schedule, Scope};
 
 /// The product before each all-reduce is cut into pieces, and each piece is reduced under the computation of the next
 /// (Wang et al., "Overlap Communication with Dependent Computation via Decomposition in Large Deep Learning Models",

@@ -1,8 +1,9 @@
 //! `forward-only`: an evaluation.
 
 use crate::ids::Pass;
+use crate::instruction::Instruction;
 use crate::passes::Request;
-use crate::schedule::{Instruction, Keep, Schedule};
+use crate::schedule::{Keep, Schedule};
 
 pub(super) fn forward_only(schedule: &Schedule, _: &Request) -> Schedule {
     let keep = |instruction: &Instruction| match *instruction {

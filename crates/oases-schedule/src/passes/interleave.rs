@@ -1,9 +1,10 @@
 //! `interleave`: two micro-batches at once, one forward and one backward.
 
 use crate::ids::{BlockId, Pass};
+use crate::instruction::Instruction;
 use crate::passes::Request;
 use crate::passes::split::units;
-use crate::schedule::{Instruction, Schedule};
+use crate::schedule::Schedule;
 
 /// An instruction and the collective on its result.
 type Unit<'a> = &'a [Instruction];

@@ -11,16 +11,32 @@ mod forward_only;
 mod interleave;
 mod keeps;
 mod overlap;
+mod pipeline;
 mod serial;
 mod split;
 mod split_backward;
 
-use crate::ids::Cut;
+use crate::ids::{BlockId, Cut};
 use crate::mesh::Layout;
+use crate::model::ModelError;
 use crate::schedule::{Keep, Schedule};
-use crate::verify::verify;
+use crate::stage::{Optimizer, Stage};
+use crate::verify::{verify, verify_stages};
 
 pub use keeps::Keeps;
+#[cfg(test)]
+pub(crate) use serial::empty;
+
+/// In which order a pipeline stage takes its micro-batches.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Order {
+    /// `1f1b`: after as many forwards as stages follow, one forward and one backward in turn (Narayanan et al.,
+    /// arXiv 2104.04473); with several chunks per stage, their interleaved order.
+    #[default]
+    OneForwardOneBackward,
+    /// `zero-bubble`: the same with backward in halves, whose second fills the bubbles (Qi et al., arXiv 2401.10241, ZB-H1).
+    ZeroBubble,
+}
 
 /// What the schedule is for, besides its variant.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +45,12 @@ pub struct Request {
     pub layers: u32,
     /// TMP degree of every block.
     pub layout: Layout,
+    /// The pipeline stage that the schedule is for.
+    pub stage: Stage,
+    /// In which order a stage takes its micro-batches.
+    pub order: Order,
+    /// Where the optimizer's moments are.
+    pub optimizer: Optimizer,
     /// Micro-batches of a step.
     pub micro_batches: u32,
     /// Sub-batches of a micro-batch.
@@ -49,6 +71,9 @@ impl Request {
         Request {
             layers,
             layout: Layout::uniform(tensor, Schedule::blocks(layers)),
+            stage: Stage::whole(),
+            order: Order::OneForwardOneBackward,
+            optimizer: Optimizer::Whole,
             micro_batches: 1,
             sub_batches: 2,
             sequences,
@@ -56,6 +81,43 @@ impl Request {
             pieces: 4,
             cut: Cut::Rows,
         }
+    }
+}
+
+impl Request {
+    /// Whether the pipeline can be built: the cut is sound, and its order fits the micro-batches.
+    pub fn check(&self) -> Result<(), ModelError> {
+        let refuse = |message: String, hint: String| Err(ModelError { message, hint });
+        let (stages, blocks) = (&self.stage.stages, Schedule::blocks(self.layers));
+        let count = stages.count();
+        if let Err(message) = stages.check(blocks) {
+            let hint =
+                format!("the chain has {blocks} blocks, and every stage as many chunks of it as any other");
+            return refuse(message, hint);
+        }
+        let degrees = self.layout.degrees();
+        if let Some(&start) = stages.starts()[1..].iter().find(|&&start| degrees[start - 1] != degrees[start])
+        {
+            let block = BlockId::at(start, self.layers);
+            let (before, behind) = (degrees[start - 1], degrees[start]);
+            return refuse(
+                format!("before {block} a stage ends, and the TMP degree changes from {before} to {behind}"),
+                "the blocks on both sides of a border between stages must have one degree".to_owned(),
+            );
+        }
+        let micro_batches = self.micro_batches;
+        if stages.chunks_per_stage() > 1 && !micro_batches.is_multiple_of(count) {
+            let below = micro_batches / count * count;
+            let next = below + count;
+            let fits = if below > 0 { format!("{below} or {next}") } else { next.to_string() };
+            return refuse(
+                format!(
+                    "{micro_batches} micro-batches are not a multiple of {count} stages, as interleaved stages need"
+                ),
+                format!("{fits} micro-batches would do, or one chunk per stage"),
+            );
+        }
+        Ok(())
     }
 }
 
@@ -147,6 +209,37 @@ const BARRIERS: Pass = Pass {
     apply: barriers::barriers,
 };
 
+const ONE_FORWARD_ONE_BACKWARD: Pass = Pass {
+    name: "1f1b",
+    description: "as many forwards as stages follow, then one forward and one backward in turn",
+    apply: pipeline::order,
+};
+const INTERLEAVED: Pass = Pass {
+    name: "interleaved",
+    description: "one forward and one backward in turn, each chunk of the stage for a group of micro-batches",
+    apply: pipeline::order,
+};
+const ZERO_BUBBLE: Pass = Pass {
+    name: "zero-bubble",
+    description: "one forward and one backward in turn, and weight gradients where the stage would wait",
+    apply: pipeline::order,
+};
+const EXCHANGE: Pass = Pass {
+    name: "exchange",
+    description: "sends what one micro-batch left while receiving what the next needs, and waits for both",
+    apply: pipeline::exchange,
+};
+const HIDE_TAILS: Pass = Pass {
+    name: "hide-tails",
+    description: "runs the last all-reduce of a micro-batch under the first computation of the next",
+    apply: pipeline::hide_tails,
+};
+const RECEIVE_EARLY: Pass = Pass {
+    name: "receive-early",
+    description: "starts each receive one micro-batch before the one that needs it",
+    apply: pipeline::receive_early,
+};
+
 /// A schedule by name: a list of passes.
 #[derive(Clone, Copy)]
 pub struct Variant {
@@ -236,22 +329,68 @@ impl Variant {
         keep != Keep::Nothing && self.keeps_always().is_none_or(|always| always == keep)
     }
 
+    /// The passes for a stage of a pipeline. The order of the pipeline takes the place of what orders micro-batches on a single
+    /// stage, behind what says what is recomputed.
+    fn on_stage(&self, order: Order, chunks_per_stage: usize) -> Vec<Pass> {
+        let has = |name| self.passes.iter().any(|pass| pass.name == name);
+        let is_one_of = |pass: &Pass, list: &[Pass]| list.iter().any(|other| other.name == pass.name);
+        let first = [SERIAL, FORWARD_ONLY, SPLIT, CHECKPOINT_LAYERS, CHECKPOINT_BLOCKS, CHECKPOINT_CORES];
+        let (mut passes, rest): (Vec<Pass>, Vec<Pass>) =
+            self.passes.iter().partition(|pass| is_one_of(pass, &first));
+        let halves = order == Order::ZeroBubble && !has(FORWARD_ONLY.name);
+        passes.extend(halves.then_some(SPLIT_BACKWARD));
+        passes.push(match order {
+            Order::ZeroBubble => ZERO_BUBBLE,
+            Order::OneForwardOneBackward if chunks_per_stage > 1 => INTERLEAVED,
+            Order::OneForwardOneBackward => ONE_FORWARD_ONE_BACKWARD,
+        });
+        let needless: &[Pass] =
+            if halves { &[BRIDGE, INTERLEAVE, SPLIT_BACKWARD, SPLIT_KEPT] } else { &[BRIDGE, INTERLEAVE] };
+        for pass in rest.into_iter().filter(|pass| !is_one_of(pass, needless)) {
+            if pass.name == OVERLAP.name {
+                passes.extend((!has(BARRIERS.name)).then_some(HIDE_TAILS));
+                passes.push(RECEIVE_EARLY);
+            }
+            passes.push(pass);
+        }
+        passes.extend((!has(OVERLAP.name)).then_some(EXCHANGE));
+        passes
+    }
+
     /// The schedule after each pass; the last is the result.
     pub fn trace(&self, request: &Request) -> Vec<(Pass, Schedule)> {
+        let stages = &request.stage.stages;
+        let passes = match stages.count() {
+            1 => self.passes.to_vec(),
+            _ => self.on_stage(request.order, stages.chunks_per_stage()),
+        };
         let mut schedule = serial::empty(self.name, request);
-        self.passes
-            .iter()
-            .map(|pass| {
-                schedule = pass.apply(&schedule, request);
-                (*pass, schedule.clone())
-            })
-            .collect()
+        let mut apply = |pass: Pass| {
+            schedule = pass.apply(&schedule, request);
+            (pass, schedule.clone())
+        };
+        passes.into_iter().map(&mut apply).collect()
     }
 
     /// Builds the schedule. `request` must hold at least one of everything, sequences in a multiple of the layout's
-    /// [`Layout::granularity`], and no more sub-batches than such multiples or than [`crate::PartId::MAX_SUB_BATCHES`].
+    /// [`Layout::granularity`], and no more sub-batches than such multiples or than [`crate::PartId::MAX_SUB_BATCHES`]; and
+    /// it must pass [`Request::check`].
     pub fn build(&self, request: &Request) -> Schedule {
         let (_, schedule) = self.trace(request).pop().expect("a variant has passes");
         schedule
+    }
+
+    /// Builds the schedules of all stages of the request's pipeline, whichever stage it names. In debug builds, verified
+    /// together.
+    pub fn build_stages(&self, request: &Request) -> Vec<Schedule> {
+        let stages = &request.stage.stages;
+        let stage = |index| Stage { stages: stages.clone(), index };
+        let build = |index| self.build(&Request { stage: stage(index), ..request.clone() });
+        let schedules: Vec<Schedule> = (0..stages.count()).map(build).collect();
+        if cfg!(debug_assertions) {
+            let violations = verify_stages(&schedules);
+            assert!(violations.is_empty(), "the stages do not fit: {}", violations[0]);
+        }
+        schedules
     }
 }

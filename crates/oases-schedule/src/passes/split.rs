@@ -1,8 +1,9 @@
 //! `split`: sub-batches, so that the collective of one can run under the computation of another.
 
 use crate::ids::PartId;
+use crate::instruction::Instruction;
 use crate::passes::Request;
-use crate::schedule::{Instruction, Part, Schedule};
+use crate::schedule::{CollectiveKind, Part, Schedule};
 
 /// Each unit (an instruction on a block, with its collective) runs for all sub-batches before the next unit.
 pub(super) fn split(schedule: &Schedule, request: &Request) -> Schedule {
@@ -48,6 +49,8 @@ pub(super) fn units(instructions: &[Instruction]) -> impl Iterator<Item = &[Inst
         Instruction::Reshard { .. } => {
             matches!(before, Instruction::Forward { .. } | Instruction::Backward { .. })
         }
+        // What is received belongs to what follows.
+        Instruction::Start { kind: CollectiveKind::Recv, .. } => false,
         Instruction::Start { collective, .. } | Instruction::Sync { collective } => {
             collective.block().is_some()
         }

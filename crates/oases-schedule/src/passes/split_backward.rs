@@ -1,21 +1,31 @@
 //! `split-backward`: the gradient of the input first, since others wait for it.
 
-use crate::ids::BlockId;
+use crate::ids::{BlockId, Pass};
+use crate::instruction::Instruction;
 use crate::passes::Request;
 use crate::passes::split::units;
-use crate::schedule::{Instruction, Schedule, Scope};
+use crate::schedule::{Schedule, Scope};
 
-/// Each backward with its collectives becomes: input gradient, its collective, weight gradients, theirs.
+/// Each backward with its collectives becomes: input gradient, its collective, weight gradients, theirs. Where the input gradient
+/// goes to another stage, the weight gradients come behind its send.
 pub(super) fn split_backward(schedule: &Schedule, _: &Request) -> Schedule {
     let mut instructions = Vec::with_capacity(schedule.instructions.len());
     for unit in units(&schedule.instructions) {
+        let own = unit.iter().take_while(|instruction| instruction.part().is_some()).count();
+        let (own, replicas) = unit.split_at(own);
         match unit[0] {
             Instruction::Backward { block, part, scope: Scope::All } if block != BlockId::Embed => {
-                let own = unit.iter().take_while(|instruction| instruction.part().is_some()).count();
                 instructions.push(Instruction::Backward { block, part, scope: Scope::Input });
-                instructions.extend_from_slice(&unit[1..own]);
+                instructions.extend_from_slice(&own[1..]);
+                if !schedule.crosses(block) {
+                    instructions.push(Instruction::Backward { block, part, scope: Scope::Weight });
+                }
+                instructions.extend_from_slice(replicas);
+            }
+            Instruction::Complete { pass: Pass::Backward, block, part } => {
+                instructions.extend_from_slice(own);
                 instructions.push(Instruction::Backward { block, part, scope: Scope::Weight });
-                instructions.extend_from_slice(&unit[own..]);
+                instructions.extend_from_slice(replicas);
             }
             _ => instructions.extend_from_slice(unit),
         }

@@ -3,8 +3,8 @@
 use oases_schedule::passes::VARIANTS;
 use oases_schedule::random;
 use oases_schedule::{
-    BlockId, CollectiveId, CollectiveKind, Grouping, Instruction, Layout, Part, PartId, Pass, Rule, Schedule,
-    Scope, Violation, verify,
+    BlockId, CollectiveId, CollectiveKind, Grouping, Instruction, Layout, Optimizer, Part, PartId, Pass,
+    Rule, Schedule, Scope, Stage, Violation, verify,
 };
 
 use crate::layouts::{FEW, LAYOUTS, request};
@@ -217,7 +217,16 @@ fn header(layers: u32, layout: &str, sequences: &[u32]) -> Vec<Violation> {
     let part = |(micro, &sequences): (usize, &u32)| Part { id: PartId::whole(micro as u32), sequences };
     let layout = Layout::parse(layout, Schedule::blocks(layers)).unwrap();
     let parts = sequences.iter().enumerate().map(part).collect();
-    let schedule = Schedule { name: "header".into(), layers, layout, parts, instructions: Vec::new() };
+    let stage = Stage::whole();
+    let schedule = Schedule {
+        name: "header".into(),
+        layers,
+        layout,
+        stage,
+        optimizer: Optimizer::Whole,
+        parts,
+        instructions: Vec::new(),
+    };
     verify(&schedule).into_iter().filter(|violation| violation.rule == Rule::Header).collect()
 }
 

@@ -2,8 +2,9 @@
 //!
 //! | header | expectation |
 //! |---|---|
-//! | `; test build VARIANT layers=… tensor=… micro_batches=… sub_batches=… sequences=…` | the body is the printed schedule; `tensor` with commas for spaces |
+//! | `; test build VARIANT layers=… tensor=… micro_batches=… sub_batches=… sequences=…` | the body is the printed schedule; `tensor` with commas for spaces; for a stage of a pipeline also `stage=0/2`, the first blocks of its chunks `chunks=embed,mlp.0`, and perhaps `order=zero-bubble` and `optimizer=sharded` |
 //! | `; test verify` | `; error: …` stands on each line that violates a rule, or at the end; nowhere else |
+//! | `; test stages` | the same between the schedules of all stages, one after another |
 //! | `; test parse` | `; error: …` stands on the line that does not parse; otherwise `; prints: …` at the end gives the text form |
 //! | `; test plan hidden=… heads=… sequence=… vocabulary=… dropout=…` | `; arena: …` at the end gives bytes |
 //!
@@ -14,7 +15,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use oases_schedule::passes::{EVALUATE, VARIANTS};
-use oases_schedule::{Layout, Model, Purpose, Request, Schedule, Statics, Variant, Workspace, plan, verify};
+use oases_schedule::{
+    BlockId, Layout, Model, Optimizer, Order, Purpose, Request, Schedule, Stage, Stages, Statics, Variant,
+    Violation, Workspace, plan, verify, verify_stages,
+};
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../testdata/schedules");
 const EXPECTATIONS: [&str; 3] = ["; error: ", "; prints: ", "; arena: "];
@@ -49,7 +53,7 @@ fn files_hold_what_they_expect() {
 fn every_rule_and_every_variant_has_a_file() {
     let texts: Vec<String> = files().iter().map(|path| fs::read_to_string(path).unwrap()).collect();
     let contains = |wanted: &str| texts.iter().any(|text| text.contains(wanted));
-    for rule in 1..=14 {
+    for rule in 1..=16 {
         assert!(contains(&format!("(rule {rule}, ")), "no file breaks rule {rule}");
     }
     for variant in VARIANTS.iter().chain([&EVALUATE]) {
@@ -90,10 +94,11 @@ fn expected(text: &str) -> Result<String, String> {
             let notes = verify(&schedule).into_iter().map(|violation| {
                 let text = violation.to_string();
                 let (_, message) = text.split_once(": ").expect("`line N: …`");
-                (file_line(&bare, violation.line), format!("; error: {message}"))
+                (file_line(&bare, &schedule, violation.line), format!("; error: {message}"))
             });
             Ok(with_notes(&bare, notes.collect()))
         }
+        Some("stages") => Ok(with_notes(&bare, between_stages(&bare)?)),
         Some("parse") => Ok(match Schedule::parse(&bare) {
             Err(error) => with_notes(&bare, vec![(error.line, format!("; error: {}", error.message))]),
             Ok(schedule) => {
@@ -135,13 +140,36 @@ fn request(fields: &Fields<'_>) -> Result<Request, String> {
     let layers = number(fields, "layers")?;
     let layout = Layout::parse(&field(fields, "tensor")?.replace(',', " "), Schedule::blocks(layers))?;
     let plain = Request::new(layers, 1, number(fields, "sequences")?);
+    let order = match fields.get("order") {
+        Some(&"zero-bubble") => Order::ZeroBubble,
+        Some(order) => return Err(format!("`{order}` is no order")),
+        None => Order::OneForwardOneBackward,
+    };
+    let optimizer = match fields.get("optimizer") {
+        Some(&"sharded") => Optimizer::Sharded,
+        Some(optimizer) => return Err(format!("`{optimizer}` is no optimizer")),
+        None => Optimizer::Whole,
+    };
     Ok(Request {
         layout,
+        stage: stage(fields, layers)?,
+        order,
+        optimizer,
         micro_batches: number(fields, "micro_batches")?,
         sub_batches: number(fields, "sub_batches")?,
         pieces: number(fields, "pieces").map_or(plain.pieces, |pieces| pieces as u8),
         ..plain
     })
+}
+
+fn stage(fields: &Fields<'_>, layers: u32) -> Result<Stage, String> {
+    let Some(place) = fields.get("stage") else { return Ok(Stage::whole()) };
+    let bad = || format!("`{place}` is no stage, or its chunks are none");
+    let (index, count) = place.split_once('/').ok_or_else(bad)?;
+    let (index, count) = (index.parse().map_err(|_| bad())?, count.parse().map_err(|_| bad())?);
+    let block = |text: &str| text.parse::<BlockId>().ok()?.position(layers);
+    let starts = field(fields, "chunks")?.split(',').map(block).collect::<Option<Vec<usize>>>();
+    Ok(Stage { stages: Stages::new(count, starts.ok_or_else(bad)?, true), index })
 }
 
 /// The text itself where its body is the variant's schedule, comments and spacing aside.
@@ -165,7 +193,7 @@ fn planned(schedule: &Schedule, fields: &Fields<'_>) -> Result<String, String> {
         model.check(degree).map_err(|error| error.to_string())?;
     }
     let purpose = if schedule.trains() { Purpose::Training } else { Purpose::Inference };
-    let statics = Statics::new(&model, &schedule.layout, purpose, schedule.batch(), schedule.parts.len());
+    let statics = Statics::of(&model, schedule, purpose, schedule.batch());
     let plan = plan(schedule, &statics, Workspace::default());
     let peak = &schedule.instructions[plan.peak_instruction];
     let mut lines = format!("; arena: {} bytes outlive the step\n", statics.bytes);
@@ -191,10 +219,36 @@ fn without_expectations(text: &str) -> String {
     bare
 }
 
+/// What is wrong between the stages of a text with several schedules, by line.
+fn between_stages(text: &str) -> Result<Vec<(usize, String)>, String> {
+    let firsts = text.lines().enumerate().filter(|(_, line)| line.starts_with("schedule"));
+    let firsts: Vec<usize> = firsts.map(|(index, _)| index).collect();
+    let ends = firsts.iter().copied().skip(1).chain([text.lines().count()]);
+    let mut texts = Vec::new();
+    for (&first, end) in firsts.iter().zip(ends) {
+        let lines: Vec<&str> = text.lines().skip(first).take(end - first).collect();
+        let schedule = Schedule::parse(&lines.join("\n")).map_err(|error| error.to_string())?;
+        if let Some(violation) = verify(&schedule).first() {
+            return Err(format!("stage {} does not verify: {violation}", schedule.stage.index));
+        }
+        texts.push((first, lines.join("\n"), schedule));
+    }
+    let schedules: Vec<Schedule> = texts.iter().map(|(.., schedule)| schedule.clone()).collect();
+    let note = |violation: Violation| {
+        let text = violation.to_string();
+        let (_, message) = text.split_once(": ").expect("`line N: …`");
+        let stage = message.split_whitespace().nth(1).and_then(|stage| stage.parse::<usize>().ok());
+        let (first, text, schedule) = &texts[stage.unwrap_or(0)];
+        (first + file_line(text, schedule, violation.line), format!("; error: {message}"))
+    };
+    Ok(verify_stages(&schedules).into_iter().map(note).collect())
+}
+
 /// The line of a text on which stands what its schedule prints on `printed`; the line after the last for the end.
-fn file_line(text: &str, printed: usize) -> usize {
-    // Four header lines and a blank one stand before the first printed instruction.
-    let content = if printed > 5 { printed - 2 } else { printed - 1 };
+fn file_line(text: &str, schedule: &Schedule, printed: usize) -> usize {
+    // A blank line stands between header and instructions.
+    let header = schedule.to_string().lines().take_while(|line| !line.is_empty()).count();
+    let content = if printed > header { printed - 2 } else { printed - 1 };
     let has_content = |line: &str| !line.split(';').next().unwrap_or("").trim().is_empty();
     let mut lines = text.lines().enumerate().filter(|(_, line)| has_content(line));
     lines.nth(content).map_or(text.lines().count() + 1, |(index, _)| index + 1)

@@ -2,6 +2,7 @@
 
 mod borders;
 mod builders;
+mod crossings;
 mod files;
 mod hostile;
 mod layouts;
@@ -10,4 +11,5 @@ mod memory;
 mod mixed;
 mod mutations;
 mod needs;
+mod pipeline;
 mod random;

@@ -1,5 +1,5 @@
-//! What a schedule computes, found by executing it on numbers, on all ranks of the group at once. Shares no code with the
-//! verifier.
+//! What a schedule computes, found by executing it on numbers, on all ranks of the group at once, and the stages of a pipeline
+//! in turn, each until it waits for another. Shares no code with the verifier.
 //!
 //! Every sequence is a row of its own and has a number that tells how its content came about. Two schedules of one layout that
 //! end in the same numbers compute the same, rounding included, for any weights and any batch; two of different layouts the
@@ -10,13 +10,17 @@
 mod algebra;
 mod blocks;
 mod collectives;
+mod wire;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use oases_schedule::{BlockId, CollectiveId, Cut, Instruction, PartId, Pass, Schedule, Scope};
+use oases_schedule::{
+    BlockId, CollectiveId, CollectiveKind, Cut, Instruction, PartId, Pass, Schedule, Scope, Stage,
+};
 
 use algebra::{Number, Rows};
+use wire::Wire;
 
 /// What the batch and the weights become.
 #[derive(Debug, PartialEq, Eq)]
@@ -37,20 +41,67 @@ impl Meaning {
 
 /// Executes a schedule on numbers.
 pub(crate) fn meaning(schedule: &Schedule) -> Result<Meaning, String> {
-    let mut machine = Machine {
-        chain: schedule.chain().collect(),
-        ranks: schedule.layout.group() as usize,
-        degrees: schedule.layout.degrees().iter().map(|&degree| degree as usize).collect(),
-        parts: schedule.parts.iter().map(|part| (part.id, part.sequences as usize)).collect(),
-        ..Machine::default()
-    };
-    for instruction in &schedule.instructions {
-        if machine.step.is_some() {
-            return Err(format!("`{instruction}` follows the step"));
+    meaning_of_stages(std::slice::from_ref(schedule))
+}
+
+/// Executes the schedules of all stages of a pipeline.
+pub(crate) fn meaning_of_stages(schedules: &[Schedule]) -> Result<Meaning, String> {
+    let mut wire = Wire::new(schedules.len());
+    let mut machines: Vec<Machine> = schedules.iter().map(Machine::new).collect();
+    let mut next = vec![0; schedules.len()];
+    loop {
+        let mut moved = false;
+        for (stage, machine) in machines.iter_mut().enumerate() {
+            while let Some(&instruction) = schedules[stage].instructions.get(next[stage]) {
+                let done = machine.execute(instruction, &mut wire);
+                if !done.map_err(|message| format!("stage {stage}, `{instruction}`: {message}"))? {
+                    break;
+                }
+                next[stage] += 1;
+                moved = true;
+            }
         }
-        machine.execute(*instruction).map_err(|message| format!("`{instruction}`: {message}"))?;
+        if next.iter().zip(schedules).all(|(&next, schedule)| next == schedule.instructions.len()) {
+            break;
+        }
+        if !moved {
+            return Err("the stages wait for each other".into());
+        }
     }
-    machine.result()
+    result(machines)
+}
+
+/// What all stages come to together.
+fn result(machines: Vec<Machine>) -> Result<Meaning, String> {
+    let mut losses = BTreeMap::new();
+    let (mut rounding, mut steps) = (Vec::new(), Vec::new());
+    for machine in machines {
+        let ended = machine.result()?;
+        losses.extend(ended.losses);
+        rounding.extend(ended.rounding);
+        steps.extend(ended.step);
+    }
+    let mut all = BTreeMap::new();
+    for (gradients, norm) in &steps {
+        if *norm != steps[0].1 {
+            return Err("stages disagree about the norm".into());
+        }
+        for (&place, &gradient) in gradients {
+            if *all.entry(place).or_insert(gradient) != gradient {
+                return Err("stages disagree about the table".into());
+            }
+        }
+    }
+    let step = steps.first().map(|(_, norm)| algebra::number(("step", all, norm)));
+    Ok(Meaning { losses, step, rounding })
+}
+
+/// What one stage has come to.
+struct Ended {
+    losses: BTreeMap<PartId, Vec<Number>>,
+    /// The gradients of its parameters, and the norm of all.
+    step: Option<(BTreeMap<Place, Number>, Number)>,
+    rounding: Vec<Number>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,7 +157,7 @@ struct Body {
 /// The gradients that a backward adds to: of the normalisation, and of everything else in a block.
 type Place = (usize, bool);
 
-/// Gradients of one place, rank by rank.
+/// Gradients of one place, rank by rank: of a normalisation one number, of everything else one for each replica's slot.
 #[derive(Clone)]
 struct Sum {
     values: Rows,
@@ -117,6 +168,7 @@ struct Sum {
 #[derive(Default)]
 struct Machine {
     chain: Vec<BlockId>,
+    stage: Option<Stage>,
     ranks: usize,
     degrees: Vec<usize>,
     parts: BTreeMap<PartId, usize>,
@@ -135,11 +187,47 @@ struct Machine {
     adding: BTreeMap<usize, PartId>,
     forwarded: Vec<(usize, PartId)>,
     started: Vec<CollectiveId>,
+    /// What is under way between stages: its kind, and its place in its queue.
+    across: BTreeMap<CollectiveId, (CollectiveKind, usize)>,
+    /// Tables that were summed with other stages, or are being: those stages, and the place in their queue.
+    joined: BTreeMap<CollectiveId, (Vec<usize>, usize)>,
     losses: BTreeMap<PartId, Vec<Option<Number>>>,
-    step: Option<Number>,
+    step: Option<(BTreeMap<Place, Number>, Number)>,
 }
 
 impl Machine {
+    fn new(schedule: &Schedule) -> Machine {
+        let blocks = Schedule::blocks(schedule.layers);
+        Machine {
+            chain: (0..blocks).map(|position| BlockId::at(position, schedule.layers)).collect(),
+            stage: Some(schedule.stage.clone()),
+            ranks: schedule.layout.group() as usize,
+            degrees: schedule.layout.degrees().iter().map(|&degree| degree as usize).collect(),
+            parts: schedule.parts.iter().map(|part| (part.id, part.sequences as usize)).collect(),
+            ..Machine::default()
+        }
+    }
+
+    fn stage(&self) -> &Stage {
+        self.stage.as_ref().expect("every machine is one of a stage")
+    }
+
+    /// Whether block k is another stage's neighbour of block k - 1.
+    fn crosses(&self, k: usize) -> bool {
+        self.stage().stages.crosses(k)
+    }
+
+    /// Whether block k does not find its input where block k - 1 left it.
+    fn apart(&self, k: usize) -> bool {
+        self.border(k) || self.crosses(k)
+    }
+
+    /// The position of a block that this stage runs.
+    fn own(&self, block: BlockId) -> Result<usize, String> {
+        let k = self.position(block)?;
+        if self.stage().runs(k) { Ok(k) } else { Err(format!("{block} is another stage's")) }
+    }
+
     fn head(&self) -> usize {
         self.chain.len() - 1
     }
@@ -209,37 +297,50 @@ impl Machine {
     }
 
     /// The state of what a rank computed alone and a collective in groups of `ranks` completes.
-    fn own(ranks: usize) -> State {
+    fn alone(ranks: usize) -> State {
         if ranks == 1 { State::Done } else { State::Own }
     }
 
-    fn execute(&mut self, instruction: Instruction) -> Result<(), String> {
+    /// Executes an instruction; returns whether it could, or has to wait for another stage.
+    fn execute(&mut self, instruction: Instruction, wire: &mut Wire) -> Result<bool, String> {
+        let weights = matches!(
+            instruction,
+            Instruction::Start { collective: CollectiveId::Weights(_), .. }
+                | Instruction::Sync { collective: CollectiveId::Weights(_) }
+        );
+        if self.step.is_some() != weights {
+            return Err("it is on the wrong side of the step".into());
+        }
         match instruction {
             Instruction::Forward { block, part, keep, extent } => {
-                self.forward(self.position(block)?, part, keep, extent)
+                self.forward(self.own(block)?, part, keep, extent)?;
             }
             Instruction::Recompute { block, part, extent } => {
-                self.recompute(self.position(block)?, part, extent)
+                self.recompute(self.own(block)?, part, extent)?;
             }
-            Instruction::Loss { part } => self.loss(part),
+            Instruction::Loss { part } => self.loss(part)?,
             Instruction::Tail { pass, block, part, piece } => {
-                self.tail(pass, self.position(block)?, part, piece)
+                self.tail(pass, self.own(block)?, part, piece)?;
             }
             Instruction::Backward { block, part, scope: Scope::Weight } => {
-                self.weights(self.position(block)?, part)
+                self.weights(self.own(block)?, part)?;
             }
-            Instruction::Backward { block, part, scope } => self.backward(self.position(block)?, part, scope),
-            Instruction::Reshard { pass, block, part } => self.reshard(pass, self.position(block)?, part),
+            Instruction::Backward { block, part, scope } => self.backward(self.own(block)?, part, scope)?,
+            Instruction::Reshard { pass, block, part } => self.reshard(pass, self.own(block)?, part)?,
+            Instruction::Complete { pass, block, part } => {
+                self.complete(pass, self.position(block)?, part)?;
+            }
             Instruction::Start { collective, kind, axis, grouping } => {
-                self.start(collective, kind, axis, grouping)
+                self.start(collective, kind, (axis, grouping), wire)?;
             }
-            Instruction::Sync { collective } => self.sync(collective),
-            Instruction::Norm => self.norm(),
-            Instruction::Step => self.step(),
+            Instruction::Sync { collective } => return self.sync(collective, wire),
+            Instruction::Norm => self.norm()?,
+            Instruction::Step => self.step()?,
         }
+        Ok(true)
     }
 
-    fn result(self) -> Result<Meaning, String> {
+    fn result(self) -> Result<Ended, String> {
         let moving = |state: &State| matches!(state, State::Moving(_));
         let pieces = self.pieces.values().flat_map(|pieces| &pieces.made);
         let flying = self.buffers.values().chain(pieces).any(|buffer| moving(&buffer.state))
@@ -247,15 +348,18 @@ impl Machine {
         let lost = |(part, losses): (PartId, Vec<Option<Number>>)| {
             losses.into_iter().collect::<Option<Vec<Number>>>().map(|losses| (part, losses))
         };
-        let losses: Option<BTreeMap<_, _>> = self.losses.into_iter().map(lost).collect();
-        let losses = losses.filter(|losses| losses.len() == self.parts.len()).ok_or("losses are missing")?;
         if (self.step.is_none() && !self.gradients.is_empty()) || flying || !self.bodies.is_empty() {
             return Err("the step is not complete".into());
         }
+        self.replicas_agree()?;
+        let last = self.stage().runs(self.head());
+        let losses: Option<BTreeMap<_, _>> = self.losses.into_iter().map(lost).collect();
+        let losses =
+            losses.filter(|losses| !last || losses.len() == self.parts.len()).ok_or("losses are missing")?;
         let orders = |rank: usize| {
             algebra::number(self.gradients.values().map(|sum| sum.orders[rank]).collect::<Vec<_>>())
         };
         let rounding = (0..self.ranks).map(orders).collect();
-        Ok(Meaning { losses, step: self.step, rounding })
+        Ok(Ended { losses, step: self.step, rounding })
     }
 }

@@ -113,8 +113,8 @@ fn collectives_of_a_mixed_layout() {
         ("b.head.m0", AllReduce, "@tensor:2"),
         ("b.mlp.0.m0:in", AllGather, "@tensor:8"),
         ("b.attn.0.m0", AllReduce, "@tensor"),
-        ("g.embed", AllReduce, "@tensor:4/2"),
-        ("g.mlp.0", AllReduce, "@tensor:8"),
+        ("g.embed", AllReduce, "@data:4/2"),
+        ("g.mlp.0", AllReduce, "@data:8"),
         ("g.0", AllReduce, "@tensor"),
         ("norm", AllReduce, "@tensor"),
     ];

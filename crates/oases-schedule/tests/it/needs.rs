@@ -326,6 +326,7 @@ impl Needs<'_> {
             Instruction::Start { collective, .. } | Instruction::Sync { collective } => {
                 self.moved(collective);
             }
+            Instruction::Complete { .. } => panic!("a single stage has nobody to send to"),
             Instruction::Norm | Instruction::Step => {}
         }
         std::mem::take(&mut self.accesses)
@@ -346,7 +347,12 @@ impl Needs<'_> {
             CollectiveId::Reshard { block, part, .. } => {
                 (Value::Input(block, part), Slot::Resharded, block, part)
             }
-            CollectiveId::Replicas(_) | CollectiveId::Gradients(_) | CollectiveId::Norm => return,
+            CollectiveId::Transfer { .. } => panic!("a single stage has nobody to send to"),
+            CollectiveId::Replicas(_)
+            | CollectiveId::Weights(_)
+            | CollectiveId::Gradients(_)
+            | CollectiveId::Table
+            | CollectiveId::Norm => return,
         };
         self.find(value, slot, block, part);
         if let CollectiveId::Block { piece: Some(piece), .. } = collective {

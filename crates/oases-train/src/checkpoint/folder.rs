@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use super::{Checkpoint, Metadata, TensorSpec, TensorWriter, write};
+use super::{Checkpoint, Draft, Metadata, TensorSpec};
 use crate::error::{Error, Result};
 use crate::replace_file::TEMPORARY_SUFFIX;
 
@@ -58,16 +58,14 @@ impl Checkpoints {
         Ok(steps)
     }
 
-    /// Writes the checkpoint of `metadata.step` as [`write()`] does, and says where it is.
-    pub fn write(
-        &self,
-        metadata: &Metadata,
-        tensors: &[TensorSpec],
-        fetch: &mut dyn FnMut(&TensorSpec, &mut TensorWriter<'_>) -> Result<()>,
-    ) -> Result<PathBuf> {
-        let path = self.path(metadata.step);
-        write(&path, metadata, tensors, fetch)?;
-        Ok(path)
+    /// Begins to write the checkpoint of `metadata.step`; see [`Draft`].
+    pub fn begin(&self, metadata: &Metadata, tensors: &[TensorSpec]) -> Result<Draft> {
+        Draft::begin(&self.path(metadata.step), metadata, tensors)
+    }
+
+    /// Joins another rank that has begun the same.
+    pub fn join(&self, metadata: &Metadata, tensors: &[TensorSpec]) -> Result<Draft> {
+        Draft::join(&self.path(metadata.step), metadata, tensors)
     }
 
     /// Removes all but the newest `keep` checkpoints of the first `written` steps, and says which.
@@ -142,9 +140,10 @@ mod tests {
 
     fn save(checkpoints: &Checkpoints, step: u64) -> PathBuf {
         let metadata = Metadata { step, ..Metadata::default() };
-        checkpoints
-            .write(&metadata, &[TensorSpec::new("w", [3])], &mut |_, out| out.write(&[1.0; 3]))
-            .unwrap()
+        let draft = checkpoints.begin(&metadata, &[TensorSpec::new("w", [3])]).unwrap();
+        draft.write_whole("w", &[1.0; 3]).unwrap();
+        draft.publish().unwrap();
+        checkpoints.path(step)
     }
 
     fn truncate(path: &Path, removed: u64) {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use safetensors::tensor::{Dtype, Metadata as Header};
 
-use super::{Metadata, TensorSpec};
+use super::{Metadata, Stored, TensorSpec};
 use crate::error::{Error, Result};
 
 const ACTION: &str = "read checkpoint";
@@ -27,27 +27,6 @@ pub struct Checkpoint {
     file: File,
     metadata: Metadata,
     tensors: BTreeMap<String, Stored>,
-}
-
-#[derive(Debug)]
-struct Stored {
-    shape: Vec<usize>,
-    /// Its first byte in the file.
-    start: u64,
-}
-
-impl Stored {
-    /// The tensor as a matrix: the outermost dimension, and all others together.
-    fn rows_and_columns(&self) -> (usize, usize) {
-        match self.shape.split_first() {
-            None => (1, 1),
-            Some((&rows, others)) => {
-                // The product of all dimensions is a `usize`: if that of the others is not, there are no rows.
-                let columns = others.iter().try_fold(1usize, |product, &dim| product.checked_mul(dim));
-                (rows, columns.unwrap_or(0))
-            }
-        }
-    }
 }
 
 impl Checkpoint {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use oases_exec::comm::Link;
-use oases_schedule::{Cut, Instruction, Layout, Operation, Request, Schedule, Variant};
+use oases_schedule::{Cut, Instruction, Layout, Model, Operation, Request, Schedule, Stage, Stages, Variant};
 
 use super::ComputeKey;
 use crate::trial::Contender;
@@ -130,8 +130,9 @@ fn resized(keys: BTreeSet<ComputeKey>, sizes: &[u32]) -> BTreeSet<ComputeKey> {
     keys.into_iter().flat_map(all).collect()
 }
 
-/// Steps of `ranks` ranks that together hold all that is needed. What none of the schedules to choose from has is left out.
-pub fn references(needs: &Needs, ranks: u32, layers: u32, link: Option<Link>) -> Vec<Contender> {
+/// Steps of groups of `ranks` ranks that together hold all that is needed. What none of the schedules to choose from has is left out.
+pub fn references(needs: &Needs, ranks: u32, model: &Model, link: Option<Link>) -> Vec<Contender> {
+    let layers = model.layers;
     let blocks = Schedule::blocks(layers);
     let mut left = needs.compute.clone();
     let mut references = Vec::new();
@@ -146,13 +147,29 @@ pub fn references(needs: &Needs, ranks: u32, layers: u32, link: Option<Link>) ->
             let held = Needs::of(&schedule).compute;
             left.retain(|key| !held.contains(key));
             if left.len() < before {
-                references.push(Contender { schedule, link, lasts: None });
+                references.push(Contender::new(schedule, link));
             }
         }
     }
     let bordering = needs.borders.iter().filter_map(|&border| across(border, ranks, layers));
-    references.extend(bordering.map(|schedule| Contender { schedule, link, lasts: None }));
+    references.extend(bordering.map(|schedule| Contender::new(schedule, link)));
+    let crossing = left.iter().filter(|key| matches!(key.operation, Operation::Complete(_)));
+    let crossings: BTreeSet<(u32, u32)> = crossing.map(|key| (key.degree, key.sequences)).collect();
+    references.extend(crossings.into_iter().map(|(degree, sequences)| {
+        let layout = Layout::new(ranks, vec![degree; blocks]);
+        let sequences = sequences * (ranks / degree);
+        Contender { stages: two_stages(layout, model, sequences), link, lasts: None }
+    }));
     references
+}
+
+/// A blocking step of two stages, for what happens where the chain crosses from one to the other.
+fn two_stages(layout: Layout, model: &Model, sequences: u32) -> Vec<Schedule> {
+    let plain = Request { layout, sub_batches: 1, ..Request::new(model.layers, 1, sequences) };
+    let stages = Stages::new(2, vec![0, model.layers as usize + 1], model.tied);
+    let none = Variant::find("none").expect("the plainest schedule");
+    let stage = |index| Request { stage: Stage { stages: stages.clone(), index }, ..plain.clone() };
+    (0..2).map(|index| none.build(&stage(index))).collect()
 }
 
 /// The first backward of a step writes gradients, later ones add to them, which takes longer (measured: 5 to 9 % of a step).

@@ -36,8 +36,10 @@ fn step(schedule: &Schedule) -> Sample {
 
 fn measured(references: &[Contender]) -> Measurement {
     let mut measurement = Measurement::default();
-    for Contender { schedule, .. } in references {
-        measurement.add(schedule, &planned(schedule), &step(schedule));
+    for Contender { stages, .. } in references {
+        let timings = stages.iter().flat_map(|stage| step(stage).timings).collect();
+        let plans: Vec<Plan> = stages.iter().map(planned).collect();
+        measurement.add(stages, &plans, &Sample { timings, ..step(&stages[0]) });
     }
     measurement
 }
@@ -98,7 +100,7 @@ fn the_references_of_degrees_hold_what_every_layout_of_them_needs() {
         for sub_batches in [1, 2] {
             let request = Request { micro_batches: 2, sub_batches, pieces: 3, ..Request::new(1, 4, 12) };
             let needs = Needs::of_any_layout(variant, &request, &BTreeSet::from(degrees));
-            let measurement = measured(&references(&needs, 4, 1, None));
+            let measurement = measured(&references(&needs, 4, &model(), None));
             for layout in layouts(4, &degrees) {
                 let schedule = variant.build(&Request { layout, ..request.clone() });
                 let missing = missing(&schedule, &measurement);
@@ -114,11 +116,11 @@ fn the_references_of_a_schedule_hold_what_it_needs_and_no_other_degree() {
         for layout in layouts(2, &[1, 2]) {
             let request = Request { micro_batches: 2, layout, ..Request::new(1, 2, 8) };
             let schedule = variant.build(&request);
-            let references = references(&Needs::of(&schedule), 2, 1, None);
+            let references = references(&Needs::of(&schedule), 2, &model(), None);
             let missing = missing(&schedule, &measured(&references));
             assert!(missing.is_empty(), "{missing:?}");
             let wanted: BTreeSet<u32> = schedule.layout.degrees().iter().copied().collect();
-            let run = references.iter().flat_map(|reference| reference.schedule.layout.degrees());
+            let run = references.iter().flat_map(|reference| reference.stages[0].layout.degrees());
             assert_eq!(run.copied().collect::<BTreeSet<u32>>(), wanted, "{}", schedule.name);
         }
     }
@@ -147,7 +149,7 @@ fn chosen_sequences_take_the_place_of_those_of_the_batch() {
     // share 8 only.
     let borders: Vec<u32> = chosen.borders.iter().map(|border| border.sequences).collect();
     assert_eq!(borders, [8, 12, 16]);
-    assert!(references(&chosen, 4, 1, None).iter().any(|reference| reference.schedule.batch() == 8));
+    assert!(references(&chosen, 4, &model(), None).iter().any(|reference| reference.stages[0].batch() == 8));
 }
 
 #[test]
@@ -161,9 +163,9 @@ fn a_collective_takes_as_long_as_in_its_slowest_group() {
         vec![timing(5, 6), timing(6, 90)],
     ];
     let sample = Sample { step_ns: 90, began_ns: 0, timings, loss: 0.0, touched: Bytes(0) };
-    assert_eq!(waited_ns(&sample, 0, Grouping::Cut { size: 2, stride: 2 }), 85.0);
+    assert_eq!(waited_ns(&sample.timings, 0, Grouping::Cut { size: 2, stride: 2 }), 85.0);
     // Of all four, the last comes at 30 and the last is done at 90.
-    assert_eq!(waited_ns(&sample, 0, Grouping::Whole), 60.0);
+    assert_eq!(waited_ns(&sample.timings, 0, Grouping::Whole), 60.0);
 }
 
 #[test]
@@ -171,7 +173,7 @@ fn a_mixed_step_adds_only_what_reshards() {
     let layout = Layout::new(2, vec![2, 1, 2, 2]);
     let request = Request { layout, sub_batches: 1, ..Request::new(1, 2, 4) };
     let schedule = Variant::find("none").unwrap().build(&request);
-    let measurement = measured(&[Contender { schedule, link: None, lasts: None }]);
+    let measurement = measured(&[Contender::new(schedule, None)]);
     let keys: Vec<(String, u32, u32)> = measurement
         .compute
         .keys()

@@ -87,13 +87,15 @@ fn write_until_killed() {
     println!("\n{READY}");
     for step in first..first + 10_000 {
         let metadata = Metadata { step, ..Metadata::default() };
-        let mut tensor = 0;
-        let write = checkpoints.write(&metadata, &specs(), &mut |spec, out| {
-            let row = [value(step, tensor); 128];
-            tensor += 1;
-            (0..spec.shape[0]).try_for_each(|_| out.write(&row))
-        });
-        write.unwrap();
+        let draft = checkpoints.begin(&metadata, &specs()).unwrap();
+        for (tensor, spec) in specs().iter().enumerate() {
+            // In pieces, so that there are moments between them.
+            for row in 0..spec.shape[0] {
+                let values = [value(step, tensor); 128];
+                draft.write(&spec.name, (row..row + 1, 0..128), 0..128, &values).unwrap();
+            }
+        }
+        draft.publish().unwrap();
         println!("{REPORT}{step}.");
         checkpoints.prune(step, KEEP).unwrap();
     }

@@ -3,5 +3,6 @@
 mod child;
 
 mod kill;
+mod layouts;
 mod position;
 mod processes;

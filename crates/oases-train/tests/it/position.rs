@@ -36,7 +36,7 @@ fn resumed_at_another_layout_the_batches_are_the_same() {
     let undisturbed = batches(7, 0..40 * BATCH, 1);
     let checkpoints = Checkpoints::open(dir.path()).unwrap();
     let metadata = Metadata { step: 15, samples: 15 * BATCH, seed: 7, ..Metadata::default() };
-    checkpoints.write(&metadata, &[], &mut |_, _| Ok(())).unwrap();
+    checkpoints.begin(&metadata, &[]).unwrap().publish().unwrap();
     let latest = checkpoints.latest().unwrap().unwrap().checkpoint;
     let Metadata { samples, seed, .. } = *latest.metadata();
     for ranks in [1, 2, 4] {

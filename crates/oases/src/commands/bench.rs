@@ -17,6 +17,7 @@ use oases_train::trial::Contender;
 
 use self::rows::Cell;
 use super::measuring::{self, BlockForward, Compared, Comparison, Execution, Subject};
+use super::plan_run;
 use super::recipes::{self, Recipe};
 use crate::args::{BenchArgs, Format};
 use crate::config::{self, Bandwidth, RunConfig};
@@ -32,13 +33,13 @@ use crate::terminal::{self, Terminal};
 /// Compares.
 pub fn run(args: &BenchArgs, environment: &Environment, terminal: &Terminal) -> anyhow::Result<()> {
     let config = config::load(&args.config.path, &args.config.overrides, environment)?;
+    plan_run::one_stage(&config, "bench")?;
     let names = if args.schedules.is_empty() { &config.bench.schedules } else { &args.schedules };
     let recipes = recipes::recipes(&args.config, names, environment, &mut |line| terminal.line(line))?;
     let links = links(args, &config)?;
     let model = recipes::model(&config)?;
-    let subject =
-        Subject { family: &config.model.family, model: &model, ranks: config.parallel.tensor as u32 };
-    let schedules: Vec<Schedule> = recipes.iter().map(Recipe::build).collect();
+    let subject = Subject { family: &config.model.family, model: &model, ranks: config.layout().group() };
+    let schedules: Vec<Vec<Schedule>> = recipes.iter().map(Recipe::build).collect();
     let micro_batch = config.train.batch / config.schedule.micro_batches;
     let forward = BlockForward::new(&config.layout(), micro_batch as u32);
     let execution = if args.timed { Execution::Timed } else { Execution::Real };
@@ -164,7 +165,7 @@ struct Bench<'a> {
     model: &'a Model,
     subject: &'a Subject<'a>,
     recipes: &'a [Recipe],
-    schedules: &'a [Schedule],
+    schedules: &'a [Vec<Schedule>],
     /// What links are compared with.
     forward: BlockForward,
     comparison: &'a Comparison<'a>,
@@ -204,11 +205,11 @@ impl Bench<'_> {
         let planned = self.schedules.iter().zip(self.comparison.plans());
         let all = planned.zip(samples.iter().zip(predicted));
         all.filter(|(_, (samples, _))| !samples.is_empty())
-            .map(|((schedule, plan), (samples, predicted))| Cell {
-                schedule,
+            .map(|((stages, plans), (samples, predicted))| Cell {
+                stages,
                 samples,
-                plan,
-                predicted: predicted.as_ref(),
+                plans,
+                predicted: predicted.as_deref(),
                 link,
             })
             .collect()
@@ -233,7 +234,7 @@ impl Bench<'_> {
         let label = format!("c/f = {ratio}");
         let forward = self.forward.needs();
         let holds =
-            |reference: &&Contender| Needs::of(&reference.schedule).compute.is_superset(&forward.compute);
+            |reference: &&Contender| Needs::of(&reference.stages[0]).compute.is_superset(&forward.compute);
         let needed: Vec<Contender> =
             self.comparison.references().iter().find(holds).cloned().into_iter().collect();
         let counter = Counter::new(*terminal, 4);

@@ -1,4 +1,6 @@
-//! `oases explain`: the schedule of a step, its collectives and its memory.
+//! `oases explain`: the schedule of a step, its collectives and its memory; in a pipeline, those of each stage.
+
+use oases_schedule::{Request, Stage};
 
 use super::plan_run;
 use crate::args::{ExplainArgs, Format};
@@ -13,9 +15,18 @@ pub fn run(args: &ExplainArgs, environment: &Environment) -> anyhow::Result<()> 
     let options = plan_run::options(&config, false, None);
     let request = oases_train::request(&options).map_err(plan_run::told)?;
     let workspace = plan_run::workspace(&options);
-    let explanation = Explanation::new(&options.model, options.variant, &request, workspace, args.verbose);
-    match args.format {
-        Format::Json => terminal::print(&format!("{}\n", serde_json::to_string_pretty(&explanation)?)),
-        Format::Text => terminal::print(&explanation.to_string()),
+    let stages = &request.stage.stages;
+    let explain = |index| {
+        let request = Request { stage: Stage { stages: stages.clone(), index }, ..request.clone() };
+        Explanation::new(&options.model, options.variant, &request, workspace, args.verbose)
+    };
+    let explanations: Vec<Explanation> = (0..stages.count()).map(explain).collect();
+    match (args.format, explanations.as_slice()) {
+        (Format::Json, [one]) => terminal::print(&format!("{}\n", serde_json::to_string_pretty(one)?)),
+        (Format::Json, all) => terminal::print(&format!("{}\n", serde_json::to_string_pretty(all)?)),
+        (Format::Text, all) => {
+            let texts: Vec<String> = all.iter().map(Explanation::to_string).collect();
+            terminal::print(&texts.join("\n"))
+        }
     }
 }

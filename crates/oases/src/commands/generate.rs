@@ -20,7 +20,7 @@ pub fn run(args: &GenerateArgs, environment: &Environment, terminal: &Terminal) 
     check(args)?;
     let paths = RunPaths::new(&args.run);
     let config = config::load(&paths.config(), &[], environment)?;
-    let model = plan_run::model(&config);
+    let model = config.model();
     model.check(1).map_err(|error| UserError::new(error.message.clone(), error.hint.clone()))?;
     let latest = Checkpoints::view(paths.checkpoints()).latest().map_err(plan_run::told)?;
     let Some(latest) = latest else {

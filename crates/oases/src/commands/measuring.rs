@@ -8,7 +8,7 @@ use oases_exec::CpuBackend;
 use oases_exec::comm::Link;
 use oases_plan::{
     Costs, FORMAT, MeasuredCollective, MeasuredCompute, MeasuredLink, Origin, Profile, ProfileCosts, Ring,
-    Shape, Timeline, durations, simulate,
+    Shape, Timeline, durations, simulate_stages,
 };
 use oases_schedule::{
     Bytes, Extent, Family, Layout, Model, Operation, Plan, Purpose, Schedule, Statics, plan,
@@ -30,34 +30,35 @@ pub struct Subject<'a> {
     pub family: &'a str,
     /// The model.
     pub model: &'a Model,
-    /// Ranks that run at once.
+    /// Ranks of a pipeline stage, which run at once.
     pub ranks: u32,
 }
 
 impl Subject<'_> {
     /// Steps that together hold all that is needed.
     pub fn references(&self, needs: &Needs, link: Option<Link>) -> Vec<Contender> {
-        measure::references(needs, self.ranks, self.model.layers, link)
+        measure::references(needs, self.ranks, self.model, link)
     }
 
     /// The memory plan of a schedule.
     pub fn plan(&self, schedule: &Schedule) -> Plan {
-        let (sequences, parts) = (schedule.batch(), schedule.parts.len());
-        let statics = Statics::new(self.model, &schedule.layout, Purpose::Training, sequences, parts);
+        let statics = Statics::of(self.model, schedule, Purpose::Training, schedule.batch());
         plan(schedule, &statics, CpuBackend::workspace(self.model))
     }
 
-    /// All ranks hold the largest arena of these schedules at once, which must fit.
-    pub fn check_memory<'a>(&self, schedules: impl Iterator<Item = &'a Schedule>) -> Result<(), UserError> {
-        let largest = schedules.map(|schedule| (self.plan(schedule).bytes, &schedule.name)).max();
-        let (Some((arena, name)), Some(available)) = (largest, doctor::available_memory()) else {
+    /// All ranks hold the largest arena that they have in these schedules, given by their stages, at once; which must fit.
+    pub fn check_memory<'a>(&self, schedules: impl Iterator<Item = &'a [Schedule]>) -> Result<(), UserError> {
+        let arena = |stages: &[Schedule]| stages.iter().map(|stage| self.plan(stage).bytes).max();
+        let largest = schedules.map(|stages| (arena(stages).unwrap_or_default(), stages)).max_by_key(|l| l.0);
+        let (Some((arena, stages)), Some(available)) = (largest, doctor::available_memory()) else {
             return Ok(());
         };
-        let needed = Bytes(arena.0.saturating_mul(u64::from(self.ranks)));
+        let ranks = u64::from(self.ranks) * stages.len() as u64;
+        let needed = Bytes(arena.0.saturating_mul(ranks));
         if needed.0 <= available {
             return Ok(());
         }
-        let (ranks, available) = (self.ranks, Bytes(available));
+        let (name, available) = (&stages[0].name, Bytes(available));
         Err(UserError::new(
             format!("`{name}` needs {needed} ({arena} for each of {ranks} ranks); {available} are available"),
             "lower train.batch or the model's sizes; `oases explain` shows what fills the memory",
@@ -80,9 +81,9 @@ impl Subject<'_> {
     pub fn measurement(&self, contenders: &[Contender], samples: &[Vec<Sample>]) -> Measurement {
         let mut measurement = Measurement::default();
         for (contender, samples) in contenders.iter().zip(samples) {
-            let plan = self.plan(&contender.schedule);
+            let plans: Vec<Plan> = contender.stages.iter().map(|stage| self.plan(stage)).collect();
             for sample in samples {
-                measurement.add(&contender.schedule, &plan, sample);
+                measurement.add(&contender.stages, &plans, sample);
             }
         }
         measurement
@@ -179,8 +180,9 @@ pub enum Execution {
 /// take, so that a machine whose speed drifts does so for both.
 pub struct Comparison<'a> {
     subject: &'a Subject<'a>,
-    schedules: &'a [Schedule],
-    plans: Vec<Plan>,
+    /// The stages of each.
+    schedules: &'a [Vec<Schedule>],
+    plans: Vec<Vec<Plan>>,
     references: Vec<Contender>,
     rounds: usize,
     execution: Execution,
@@ -192,22 +194,23 @@ pub struct Compared {
     pub measurement: Measurement,
     /// Steps of each schedule; none where it was stopped before.
     pub samples: Vec<Vec<Sample>>,
-    /// The simulation of each schedule with what was measured; none where it was stopped before all was.
-    pub predicted: Vec<Option<Timeline>>,
+    /// The simulation of each schedule, by stage, with what was measured; none where it was stopped before all was.
+    pub predicted: Vec<Option<Vec<Timeline>>>,
 }
 
 impl<'a> Comparison<'a> {
-    /// Of these schedules, of one group of ranks each; `besides` is measured as well.
+    /// Of these schedules, given by their stages, all with groups of as many ranks; `besides` is measured as well.
     pub fn new(
         subject: &'a Subject<'a>,
-        schedules: &'a [Schedule],
+        schedules: &'a [Vec<Schedule>],
         besides: Needs,
         rounds: usize,
         execution: Execution,
     ) -> Comparison<'a> {
         let mut needs = besides;
-        schedules.iter().for_each(|schedule| needs.extend(Needs::of(schedule)));
-        let plans = schedules.iter().map(|schedule| subject.plan(schedule)).collect();
+        schedules.iter().flatten().for_each(|stage| needs.extend(Needs::of(stage)));
+        let plans = |stages: &Vec<Schedule>| stages.iter().map(|stage| subject.plan(stage)).collect();
+        let plans = schedules.iter().map(plans).collect();
         let references = subject.references(&needs, None);
         Comparison { subject, schedules, plans, references, rounds, execution }
     }
@@ -217,15 +220,15 @@ impl<'a> Comparison<'a> {
         &self.references
     }
 
-    /// The memory plan of each schedule.
-    pub fn plans(&self) -> &[Plan] {
+    /// The memory plans of each schedule, by stage.
+    pub fn plans(&self) -> &[Vec<Plan>] {
         &self.plans
     }
 
     /// Everything that runs, which must fit into memory.
     pub fn check_memory(&self) -> Result<(), UserError> {
-        let references = self.references.iter().map(|reference| &reference.schedule);
-        self.subject.check_memory(self.schedules.iter().chain(references))
+        let references = self.references.iter().map(|reference| reference.stages.as_slice());
+        self.subject.check_memory(self.schedules.iter().map(Vec::as_slice).chain(references))
     }
 
     /// How many steps a run takes.
@@ -242,12 +245,12 @@ impl<'a> Comparison<'a> {
     ) -> anyhow::Result<Compared> {
         let subject = self.subject;
         let run = |contenders: &[Contender]| {
-            let told = |index: usize| finished(&contenders[index].schedule.name);
+            let told = |index: usize| finished(contenders[index].name());
             subject.run(contenders, self.rounds, stop, &told)
         };
         let mut contenders = Vec::new();
         if self.execution == Execution::Real {
-            let of = |schedule: &Schedule| Contender { schedule: schedule.clone(), link, lasts: None };
+            let of = |stages: &Vec<Schedule>| Contender { stages: stages.clone(), link, lasts: None };
             contenders.extend(self.schedules.iter().map(of));
         }
         let real = contenders.len();
@@ -262,15 +265,16 @@ impl<'a> Comparison<'a> {
         let costs = ProfileCosts::new(&profile, link.map(ring));
         if self.execution == Execution::Timed && !stop.load(Ordering::Relaxed) {
             let planned = self.schedules.iter().zip(&self.plans);
-            let timed = planned.map(|(schedule, plan)| timed(schedule, plan, &costs, link));
+            let timed = planned.map(|(stages, plans)| timed(stages, plans, &costs, link));
             samples = run(&timed.collect::<Result<Vec<_>, _>>()?)?;
         }
         samples.resize(self.schedules.len(), Vec::new());
-        let predict = |(schedule, plan)| match simulate(schedule, plan, &costs) {
-            Ok(timeline) => Ok(Some(timeline)),
-            Err(_) if stop.load(Ordering::Relaxed) => Ok(None),
-            Err(error) => Err(told(error)),
-        };
+        let predict =
+            |(stages, plans): (&Vec<Schedule>, &Vec<Plan>)| match simulate_stages(stages, plans, &costs) {
+                Ok(timeline) => Ok(Some(timeline)),
+                Err(_) if stop.load(Ordering::Relaxed) => Ok(None),
+                Err(error) => Err(told(error)),
+            };
         let predicted = self.schedules.iter().zip(&self.plans).map(predict);
         let predicted = predicted.collect::<Result<Vec<_>, _>>()?;
         Ok(Compared { measurement, samples, predicted })
@@ -279,14 +283,17 @@ impl<'a> Comparison<'a> {
 
 /// A schedule whose instructions last as long as these costs say.
 pub fn timed(
-    schedule: &Schedule,
-    plan: &Plan,
+    stages: &[Schedule],
+    plans: &[Plan],
     costs: &dyn Costs,
     link: Option<Link>,
 ) -> Result<Contender, UserError> {
-    let lasts = durations(schedule, plan, costs).map_err(told)?;
-    let lasts = lasts.into_iter().map(|nanoseconds| Duration::from_nanos(nanoseconds.0)).collect();
-    Ok(Contender { schedule: schedule.clone(), link, lasts: Some(lasts) })
+    let lasts = |(stage, plan)| {
+        let lasts = durations(stage, plan, costs).map_err(told)?;
+        Ok(lasts.into_iter().map(|nanoseconds| Duration::from_nanos(nanoseconds.0)).collect())
+    };
+    let lasts = stages.iter().zip(plans).map(lasts).collect::<Result<_, UserError>>()?;
+    Ok(Contender { stages: stages.to_vec(), link, lasts: Some(lasts) })
 }
 
 /// The link as predictions take it.

@@ -37,10 +37,25 @@ use crate::progress::Counter;
 use crate::report::plan::PlanReport;
 use crate::terminal::{self, Terminal};
 
+/// A plan is of the degrees inside one group.
+fn check_ranks(config: &RunConfig) -> Result<(), UserError> {
+    let (data, pipeline) = (config.parallel.data, config.parallel.pipeline);
+    if data == 1 && pipeline == 1 {
+        return Ok(());
+    }
+    Err(UserError::new(
+        format!(
+            "`oases plan` plans one group of ranks, and `parallel.data` = {data}, `parallel.pipeline` = {pipeline}"
+        ),
+        "set both to 1: a group has replicas of the blocks with lower degrees than `parallel.tensor`",
+    ))
+}
+
 /// Plans.
 pub fn run(args: &PlanArgs, environment: &Environment, terminal: &Terminal) -> anyhow::Result<()> {
     let overrides = overrides(args)?;
     let config = load(&args.config.path, &overrides, environment)?;
+    check_ranks(&config)?;
     let model = recipes::model(&config)?;
     let budget = args.memory.as_deref().map(budget).transpose()?;
     check_degrees(args, &config)?;

@@ -2,21 +2,20 @@
 
 use oases_exec::CpuBackend;
 use oases_exec::comm::Link;
-use oases_schedule::{Cut, Model, Variant, Workspace};
+use oases_schedule::{Cut, Variant, Workspace};
 use oases_train::{Fault, OptimizerOptions, Options};
 
 use crate::config::RunConfig;
 use crate::error::{Failure, UserError};
 
-/// The model of a configuration.
-pub fn model(config: &RunConfig) -> Model {
-    let model = &config.model;
-    Model {
-        ffn: model.ffn,
-        dropout: model.dropout as f32,
-        tied: model.tied,
-        norm_epsilon: model.norm_epsilon as f32,
-        ..Model::gpt(model.layers as u32, model.hidden, model.heads, model.sequence, model.vocabulary)
+/// Refuses a configuration with several pipeline stages, for a command that runs one.
+pub fn one_stage(config: &RunConfig, command: &str) -> Result<(), UserError> {
+    match config.parallel.pipeline {
+        1 => Ok(()),
+        pipeline => Err(UserError::new(
+            format!("`oases {command}` runs no pipeline yet, and `parallel.pipeline` = {pipeline}"),
+            "set `parallel.pipeline` to 1; `oases simulate` predicts pipelines",
+        )),
     }
 }
 
@@ -37,8 +36,11 @@ pub fn link(config: &RunConfig) -> Option<Link> {
 pub fn options(config: &RunConfig, resume: bool, fault: Option<Fault>) -> Options {
     let (train, schedule) = (&config.train, &config.schedule);
     Options {
-        model: model(config),
+        model: config.model(),
         layout: config.layout(),
+        stages: config.stages(),
+        order: config.parallel.order(),
+        moments: config.parallel.optimizer(),
         variant: Variant::find(&schedule.name).expect("the configuration's rules know every schedule"),
         sub_batches: schedule.sub_batches as u32,
         keep: config.keeps(),

@@ -23,7 +23,8 @@ use crate::terminal::{self, Terminal};
 /// Measures.
 pub fn run(args: &ProfileArgs, environment: &Environment, terminal: &Terminal) -> anyhow::Result<()> {
     let config = config::load(&args.config.path, &args.config.overrides, environment)?;
-    let model = plan_run::model(&config);
+    plan_run::one_stage(&config, "profile")?;
+    let model = config.model();
     let degrees = degrees(args, &config, &model)?;
     let needs = needs(args, &degrees, environment)?;
     let inputs = [args.config.path.as_path()];
@@ -37,7 +38,7 @@ pub fn run(args: &ProfileArgs, environment: &Environment, terminal: &Terminal) -
     if link.is_some() {
         contenders.extend(subject.references(&needs, link));
     }
-    subject.check_memory(contenders.iter().map(|contender| &contender.schedule))?;
+    subject.check_memory(contenders.iter().map(|contender| contender.stages.as_slice()))?;
 
     let stop = interrupt::requested(*terminal);
     let rounds = args.rounds as usize;

@@ -32,9 +32,10 @@ pub struct Recipe {
 }
 
 impl Recipe {
-    /// Builds the schedule, under the name of the recipe.
-    pub fn build(&self) -> Schedule {
-        Schedule { name: self.label.clone(), ..self.variant.build(&self.request) }
+    /// Builds the schedule of each stage, under the name of the recipe.
+    pub fn build(&self) -> Vec<Schedule> {
+        let named = |stage| Schedule { name: self.label.clone(), ..stage };
+        self.variant.build_stages(&self.request).into_iter().map(named).collect()
     }
 }
 
@@ -120,7 +121,7 @@ pub fn unknown(name: &str) -> UserError {
 
 /// The model of a configuration, checked for its TMP degrees.
 pub fn model(config: &RunConfig) -> Result<Model, UserError> {
-    let model = plan_run::model(config);
+    let model = config.model();
     for &degree in config.layout().degrees() {
         model.check(degree).map_err(|error| UserError::new(error.message, error.hint))?;
     }

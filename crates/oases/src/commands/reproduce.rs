@@ -2,12 +2,15 @@
 
 mod closed_forms;
 mod comparisons;
+mod figure10;
 mod figure5;
 mod figure6;
+mod figure7;
 mod methods;
 mod parameters;
 mod setting;
 mod simulators;
+mod stages;
 
 use clap::ValueEnum;
 
@@ -38,6 +41,8 @@ fn experiment(which: Experiment, simulators: &mut Simulators) -> anyhow::Result<
     match which {
         Experiment::Figure5 => figure5::experiment(),
         Experiment::Figure6 => figure6::experiment(simulators),
+        Experiment::Figure7 => figure7::experiment(simulators),
+        Experiment::Figure10 => figure10::experiment(simulators),
         Experiment::Utilisation => comparisons::utilisation(simulators),
         Experiment::Ablation => comparisons::ablation(simulators),
         Experiment::Selective => comparisons::selective(simulators),

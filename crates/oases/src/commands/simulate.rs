@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use oases_plan::{Timeline, simulate};
-use oases_schedule::{Model, Purpose, Schedule, Statics, Workspace, plan};
+use oases_plan::simulate_stages;
+use oases_schedule::{BlockId, Model, Plan, Purpose, Schedule, Statics, Workspace, plan};
 
 use super::plan_run;
 use super::recipes::{self, Recipe};
@@ -14,7 +14,7 @@ use crate::environment::Environment;
 use crate::error::UserError;
 use crate::output_file::OutputFile;
 use crate::report::layout;
-use crate::report::prediction::{Prediction, Row, write_trace};
+use crate::report::prediction::{Prediction, Row, Step, write_trace};
 use crate::terminal::{self, Terminal};
 
 /// Predicts.
@@ -52,15 +52,17 @@ fn predict(
     recipes: &[Recipe],
     config: &RunConfig,
     workspace: Workspace,
-) -> Result<Vec<(Schedule, Timeline)>, UserError> {
+) -> Result<Vec<Step>, UserError> {
     let costs = source.costs(model, sources::link(config))?;
+    let planned = |stage: &Schedule| {
+        let statics = Statics::of(model, stage, Purpose::Training, stage.batch());
+        plan(stage, &statics, workspace)
+    };
     let predict = |recipe: &Recipe| {
-        let schedule = recipe.build();
-        let (sequences, parts) = (schedule.batch(), schedule.parts.len());
-        let statics = Statics::new(model, &schedule.layout, Purpose::Training, sequences, parts);
-        let plan = plan(&schedule, &statics, workspace);
-        let timeline = simulate(&schedule, &plan, &*costs).map_err(told)?;
-        Ok((schedule, timeline))
+        let schedules = recipe.build();
+        let plans: Vec<Plan> = schedules.iter().map(planned).collect();
+        let timelines = simulate_stages(&schedules, &plans, &*costs).map_err(told)?;
+        Ok(Step { schedules, timelines })
     };
     recipes.iter().map(predict).collect()
 }
@@ -69,10 +71,12 @@ fn prediction(
     source: &Source,
     config: &RunConfig,
     model: &Model,
-    steps: &[(Schedule, Timeline)],
+    steps: &[Step],
 ) -> Result<Prediction, UserError> {
     Ok(Prediction {
         model: model_words(config, model),
+        data: config.parallel.data as u32,
+        pipeline: config.parallel.pipeline as u32,
         tensor: config.parallel.tensor as u32,
         degrees: config.layout().to_string(),
         batch: config.train.batch as u32,
@@ -81,7 +85,7 @@ fn prediction(
         estimates: source.estimates(),
         link: source.link_words(config)?,
         device_bytes: source.device_bytes().map(|bytes| bytes.0),
-        rows: steps.iter().map(|(_, timeline)| Row::new(timeline, model.sequence)).collect(),
+        rows: steps.iter().map(|step| Row::new(step, model.sequence)).collect(),
     })
 }
 
@@ -97,8 +101,21 @@ fn model_words(config: &RunConfig, model: &Model) -> String {
         counted(config.model.layers, "layer", "layers"),
         model.hidden,
         model.sequence,
-        layout::words(&config.layout()),
+        layout_words(config),
         counted(schedule.micro_batches, "micro-batch", "micro-batches"),
         counted(schedule.sub_batches, "sub-batch", "sub-batches"),
     )
+}
+
+/// TMP degrees, replicas and stages.
+fn layout_words(config: &RunConfig) -> String {
+    let degrees = layout::words(&config.layout());
+    let stages = config.stages();
+    if stages.count() == 1 {
+        return degrees;
+    }
+    let layers = config.model.layers as u32;
+    let starts = stages.starts().iter().map(|&start| BlockId::at(start, layers).to_string());
+    let starts: Vec<String> = starts.collect();
+    format!("{degrees}; {} stages, {}: {}", stages.count(), config.parallel.order, starts.join(" "))
 }

@@ -134,8 +134,8 @@ impl Source {
 
     /// What is between the ranks of a group.
     pub fn link_words(&self, config: &RunConfig) -> Result<String, UserError> {
-        let tensor = config.parallel.tensor as u32;
-        if tensor == 1 {
+        let ranks = config.parallel.ranks() as u32;
+        if ranks == 1 {
             return Ok("none, there is one rank".to_owned());
         }
         if let Some(link) = &config.link {
@@ -143,7 +143,7 @@ impl Source {
         }
         Ok(match self {
             Source::Machine(machine) | Source::Table(_, machine) => {
-                let levels = machine.spanned(tensor).map_err(told)?.iter();
+                let levels = machine.spanned(ranks).map_err(told)?.iter();
                 let levels = levels.map(|level| {
                     format!("{}, {} GB/s, {} us a hop", level.name, level.bandwidth_gb_s, level.latency_us)
                 });

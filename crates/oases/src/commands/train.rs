@@ -21,7 +21,7 @@ use crate::terminal::{self, Terminal};
 /// Trains.
 pub fn run(args: &TrainArgs, environment: &Environment, terminal: &Terminal) -> anyhow::Result<()> {
     let config = config::load(&args.config.path, &args.config.overrides, environment)?;
-    let fault = environment.fault(config.parallel.tensor)?;
+    let fault = environment.fault(config.parallel.ranks())?;
     // Asked before the text is read, which it then holds: asked later, it would be without the text.
     let available = doctor::available_memory();
     let text = text_files::check(&config, environment, available)?;
@@ -34,7 +34,8 @@ pub fn run(args: &TrainArgs, environment: &Environment, terminal: &Terminal) -> 
     let workspace = plan_run::workspace(&options);
     let job = Job::prepare(options, workspace).map_err(plan_run::told)?;
 
-    check_memory(job.arena_bytes(), u64::from(job.options.layout.group()), text, available)?;
+    let ranks = job.options.ranks();
+    check_memory((job.total_arena_bytes(), job.arena_bytes(), ranks), text, available)?;
 
     let steps = config.train.steps;
     let changes = if args.resume { changes(&config) } else { Vec::new() };
@@ -48,8 +49,8 @@ pub fn run(args: &TrainArgs, environment: &Environment, terminal: &Terminal) -> 
         }
         let progress = progress.get_or_insert_with(|| Progress::new(*terminal, first, steps));
         show(progress, event, steps);
-        if let (Event::Traced { program, timings, .. }, Some(trace)) = (event, &trace) {
-            traced = trace.write(|file| write_measured_trace(file, program, link, timings));
+        if let (Event::Traced { programs, timings, .. }, Some(trace)) = (event, &trace) {
+            traced = trace.write(|file| write_measured_trace(file, programs, link, timings));
         }
         if let Event::Started { resumed_from, .. } = event {
             if args.resume && resumed_from.is_none() {
@@ -76,15 +77,19 @@ pub fn run(args: &TrainArgs, environment: &Environment, terminal: &Terminal) -> 
 }
 
 /// A run that would not fit is refused before anything is allocated or written.
-fn check_memory(arena: Bytes, ranks: u64, text: Bytes, available: Option<u64>) -> Result<(), UserError> {
+fn check_memory(
+    (arenas, largest, ranks): (Bytes, Bytes, u32),
+    text: Bytes,
+    available: Option<u64>,
+) -> Result<(), UserError> {
     let Some(available) = available else { return Ok(()) };
-    let needed = Bytes(arena.0.saturating_mul(ranks).saturating_add(text.0));
+    let needed = Bytes(arenas.0.saturating_add(text.0));
     if needed.0 <= available {
         return Ok(());
     }
     Err(UserError::new(
         format!(
-            "the run needs {needed} ({arena} for each of {ranks} ranks, {text} for the text); {} are available",
+            "the run needs {needed} (up to {largest} for each of {ranks} ranks, {text} for the text); {} are available",
             Bytes(available)
         ),
         "lower train.batch or raise schedule.micro_batches; `oases explain` shows what fills the memory",
@@ -155,17 +160,18 @@ mod tests {
 
     #[test]
     fn arenas_count_for_each_rank_and_the_text_once() {
-        let check = |available| check_memory(Bytes(100), 2, Bytes(50), available);
+        let check = |available| check_memory((Bytes(200), Bytes(100), 2), Bytes(50), available);
         assert_eq!((check(Some(250)), check(None)), (Ok(()), Ok(())));
         let message = check(Some(249)).unwrap_err().to_string();
         let [needed, arena, text, available] = [250, 100, 50, 249].map(|bytes| Bytes(bytes).to_string());
         assert_eq!(
             message,
             format!(
-                "the run needs {needed} ({arena} for each of 2 ranks, {text} for the text); {available} are available"
+                "the run needs {needed} (up to {arena} for each of 2 ranks, {text} for the text); {available} are available"
             )
         );
-        assert!(check_memory(Bytes(u64::MAX), 2, Bytes(1), Some(1)).is_err(), "no overflow");
+        let all = (Bytes(u64::MAX), Bytes(1), 2);
+        assert!(check_memory(all, Bytes(1), Some(1)).is_err(), "no overflow");
     }
 
     #[test]
@@ -183,6 +189,8 @@ mod tests {
             arena_bytes_planned: 0,
             arena_bytes_used: 0,
             schedule: "oases".to_string(),
+            ranks: 2,
+            pipeline: 1,
             tensor: 2,
             degrees: "2".to_owned(),
             parameters: 0,

@@ -37,6 +37,8 @@ pub enum Accepts {
     Runs(&'static [&'static str]),
     /// TMP degrees: nothing, one number, or runs of blocks: `2*3 1*4 2*3`.
     Degrees,
+    /// Names of blocks: nothing, or `embed attn.2`.
+    Blocks,
     /// A path, or a list of at least one.
     Paths,
     /// A list of texts, at least one.
@@ -82,6 +84,9 @@ pub const SCHEDULES: &[&str] = &[
 /// What a forward can be asked to keep.
 pub const KEEPS: &[&str] = &["schedule", "input", "selective", "all"];
 
+/// Orders in which a pipeline stage can take its micro-batches.
+pub const ORDERS: &[&str] = &["1f1b", "zero-bubble"];
+
 /// Dimensions along which a product can be cut.
 pub const CUTS: &[&str] = &["rows", "columns"];
 
@@ -97,8 +102,11 @@ const BELOW_ONE: Accepts = Accepts::Number(Included(0.0), Included(0.999_999));
 const EPSILON: Accepts = Accepts::Number(Included(1e-30), Unbounded);
 /// A smaller part would be empty of any text that fits into memory.
 const SHARE_OF_TEXT: Accepts = Accepts::Number(Included(1e-6), Included(0.999_999));
-/// Ranks are threads of one process, which all hold a part of every block.
-const MAX_RANKS: u64 = 64;
+/// All hold a part of every block.
+const MAX_TENSOR: u64 = 64;
+/// Together with the ranks above, a group is at most as large as a layout can describe.
+const MAX_DATA: u64 = 1024;
+const MAX_PIPELINE: u64 = 64;
 
 const fn key(
     path: &'static str,
@@ -110,7 +118,7 @@ const fn key(
     Key { path, accepts, about, example, default }
 }
 
-use Accepts::{Degrees, Flag, Integer, Paths, Runs, Text, Word};
+use Accepts::{Blocks, Degrees, Flag, Integer, Paths, Runs, Text, Word};
 use WhenLeftOut::{Derived, Required, Value};
 
 /// All keys, in the order in which a resolved configuration lists them.
@@ -128,8 +136,14 @@ pub const KEYS: &[Key] = &[
     key("model.norm_epsilon", EPSILON, Value("1e-5"), "1e-5", "added to the variance in a normalisation"),
     key("data.text", Paths, Required, "[\"data/moby_dick.txt\"]", "the text files to train on; relative paths start at the current directory"),
     key("data.validation", SHARE_OF_TEXT, Value("0.05"), "0.05", "the share of the text kept for validation"),
-    key("parallel.tensor", Integer(1, MAX_RANKS), Value("1"), "2", "the number of ranks, threads of one process, over which blocks are cut (tensor parallelism); at most 64"),
+    key("parallel.data", Integer(1, MAX_DATA), Value("1"), "2", "the number of replicas of the model, each of which computes on its share of every micro-batch (data parallelism)"),
+    key("parallel.pipeline", Integer(1, MAX_PIPELINE), Value("1"), "2", "the number of stages that the blocks are dealt out to (pipeline parallelism)"),
+    key("parallel.tensor", Integer(1, MAX_TENSOR), Value("1"), "2", "the number of ranks over which blocks are cut (tensor parallelism); at most 64"),
     key("parallel.degrees", Degrees, Value("\"\""), "\"2*3 1*4 2*3\"", "over how many of these ranks each block is cut, its TMP degree: one for all blocks, or runs of blocks over embed, attn.0, mlp.0, …, head; over all ranks where it is empty"),
+    key("parallel.chunks", Integer(1, MAX_PIPELINE), Value("1"), "1", "how many pieces of the chain of blocks each stage has (interleaved stages)"),
+    key("parallel.order", Word(ORDERS), Value("\"1f1b\""), "\"1f1b\"", "the order in which a stage takes its micro-batches"),
+    key("parallel.stages", Blocks, Value("\"\""), "\"embed\"", "the first block of each piece of the chain, such as \"embed attn.2\" for two stages; balanced by floating-point operations where it is empty"),
+    key("parallel.zero", Integer(0, 1), Value("0"), "1", "the stage of ZeRO: 1 cuts the optimizer's moments over the replicas, 0 does not"),
     key("schedule.name", Word(SCHEDULES), Value("\"oases\""), "\"oases\"", "the schedule of a training step"),
     key("schedule.sub_batches", Integer(1, 4), Value("2"), "2", "into how many parts a micro-batch is cut, so that one computes while another communicates"),
     key("schedule.keep", Runs(KEEPS), Value("\"schedule\""), "\"all\"", "what a forward keeps for backward: what the schedule's method says, the inputs of blocks, all but attention cores, or all; for every block, or by runs over attn.0, mlp.0, attn.1, …"),
@@ -216,6 +230,7 @@ impl Accepts {
             },
             Runs(words) => format!("one of {}, or runs such as \"input*6 all*2\"", quoted_list(words)),
             Degrees => "a number, or runs such as \"2*3 1*4 2*3\"".to_string(),
+            Blocks => "names of blocks, such as \"embed attn.2\"".to_string(),
             Paths => "a list of paths".to_string(),
             Accepts::Texts => "a list of texts in quotes".to_string(),
             Accepts::Numbers(low, high) => format!("a list of numbers in {}", interval(*low, *high)),

@@ -6,6 +6,7 @@
 mod changes;
 mod document;
 pub mod keys;
+mod parallel;
 mod reader;
 mod resolved;
 mod rules;

@@ -117,6 +117,16 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// Names of blocks, which only rules can read.
+    pub fn blocks(&mut self, path: &'static str) -> String {
+        let key = known(path);
+        match self.given(key) {
+            Some(toml::Value::String(text)) => single_spaced(&text),
+            Some(value) => self.refuse(key, &value, String::new()),
+            None => String::new(),
+        }
+    }
+
     /// A path, or the derived one where it is left out.
     pub fn path_or(&mut self, path: &'static str, derived: PathBuf) -> PathBuf {
         let key = known(path);

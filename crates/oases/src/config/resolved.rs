@@ -3,9 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use oases_schedule::{Keeps, Layout, Schedule};
+use oases_schedule::{Keeps, Layout, Model, Stages};
 
 use super::document::Document;
+use super::parallel::ParallelConfig;
 use super::reader::Reader;
 use super::rules;
 use super::units::{Bandwidth, Latency};
@@ -64,31 +65,6 @@ pub struct DataConfig {
     pub text: Vec<PathBuf>,
     /// Share of the text kept for validation, from a millionth to all but a millionth.
     pub validation: f64,
-}
-
-/// Over how many ranks the run is spread, by axis.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ParallelConfig {
-    /// Ranks of the tensor-parallel group.
-    pub tensor: usize,
-    /// The TMP degree of every block, as [`Layout::parse`] reads it; empty where it is `tensor` for all.
-    pub degrees: String,
-}
-
-impl ParallelConfig {
-    /// The TMP degree of every block of so many layers. Fails where `degrees` cannot be read; whether ranks can be arranged so
-    /// is not asked.
-    pub fn layout(&self, layers: usize) -> Result<Layout, String> {
-        let (ranks, blocks) = (self.tensor as u32, Schedule::blocks(layers as u32));
-        if self.degrees.is_empty() {
-            return Ok(Layout::uniform(ranks, blocks));
-        }
-        if self.degrees.split(' ').any(|word| word == "of") {
-            return Err("the number of ranks is that of `parallel.tensor`".to_owned());
-        }
-        let read = Layout::parse(&self.degrees, blocks)?;
-        Ok(Layout::new(ranks, read.degrees().to_vec()))
-    }
 }
 
 /// The order of a step.
@@ -185,6 +161,23 @@ impl RunConfig {
         self.parallel.layout(self.model.layers).expect("the rules have read it")
     }
 
+    /// The model.
+    pub fn model(&self) -> Model {
+        let model = &self.model;
+        Model {
+            ffn: model.ffn,
+            dropout: model.dropout as f32,
+            tied: model.tied,
+            norm_epsilon: model.norm_epsilon as f32,
+            ..Model::gpt(model.layers as u32, model.hidden, model.heads, model.sequence, model.vocabulary)
+        }
+    }
+
+    /// The pipeline stages.
+    pub fn stages(&self) -> Stages {
+        self.parallel.stages(&self.model()).expect("the rules have read it")
+    }
+
     /// What forwards keep.
     pub fn keeps(&self) -> Keeps {
         Keeps::parse(&self.schedule.keep, self.model.layers as u32).expect("the rules have read it")
@@ -214,10 +207,7 @@ impl RunConfig {
         let model = ModelConfig::read(reader);
         let data =
             DataConfig { text: reader.paths("data.text"), validation: reader.number("data.validation") };
-        let parallel = ParallelConfig {
-            tensor: reader.size("parallel.tensor"),
-            degrees: reader.degrees("parallel.degrees"),
-        };
+        let parallel = ParallelConfig::read(reader);
         let schedule = ScheduleConfig {
             name: reader.word("schedule.name"),
             sub_batches: reader.size("schedule.sub_batches"),
@@ -263,8 +253,14 @@ impl RunConfig {
         out.put("text", data.text.iter().map(|path| path_text(path)).collect::<Vec<_>>());
         out.put("validation", data.validation);
         out.section("parallel");
+        out.put("data", integer(parallel.data));
+        out.put("pipeline", integer(parallel.pipeline));
         out.put("tensor", integer(parallel.tensor));
         out.put("degrees", parallel.degrees.as_str());
+        out.put("chunks", integer(parallel.chunks));
+        out.put("order", parallel.order.as_str());
+        out.put("stages", parallel.stages.as_str());
+        out.put("zero", integer(parallel.zero));
         out.section("schedule");
         out.put("name", schedule.name.as_str());
         out.put("sub_batches", integer(schedule.sub_batches));

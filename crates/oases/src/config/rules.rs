@@ -15,8 +15,14 @@
 //! 13. Of the degrees of two neighbours, one divides the other.
 //! 14. Embedding and head have the same degree.
 //! 15. The replicas of a block get equally many sequences of a micro-batch.
+//! 16. A single stage has one piece of the chain.
+//! 17. There are at least as many blocks as pieces of the chain.
+//! 18. `parallel.stages` can be read: blocks of the chain in its order, the embedding first, one for each piece.
+//! 19. With several pieces on each stage, the stages divide the micro-batches, which go round in groups of as many.
+//! 20. Neighbours on different stages have the same TMP degree.
 
 mod degrees;
+mod stages;
 
 use oases_schedule::{Keep, Keeps, Variant};
 
@@ -43,6 +49,11 @@ pub fn broken_rules(config: &RunConfig) -> Vec<BrokenRule> {
         degrees::of_neighbours(config),
         degrees::of_the_ends(config),
         micro_batches(config),
+        stages::single(config),
+        stages::too_many(config),
+        stages::unreadable(config),
+        stages::interleaved(config),
+        stages::of_neighbours(config),
         degrees::of_replicas(config),
         sub_batches(config),
         warmup(config),
@@ -108,6 +119,7 @@ fn sub_batches(config: &RunConfig) -> Option<BrokenRule> {
             "schedule.micro_batches",
             "parallel.degrees",
             "parallel.tensor",
+            "parallel.data",
         ],
         message: format!("`schedule.sub_batches` = {sub_batches} is more than {sequences}"),
         hint: format!("at most {most} sub-batches, or a batch of at least {at_least}"),
@@ -218,6 +230,7 @@ fn pieces(config: &RunConfig) -> Option<BrokenRule> {
             "schedule.sub_batches",
             "parallel.degrees",
             "parallel.tensor",
+            "parallel.data",
         ],
         message: format!("`schedule.pieces` = {} leaves pieces empty", schedule.pieces),
         hint: format!("at most {most} pieces here"),

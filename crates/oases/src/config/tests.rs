@@ -31,6 +31,16 @@ fn what_is_saved_reads_back_as_the_same_configuration() {
         ),
         (QUICKSTART, &["parallel.degrees=2*3  1*4 2*3", "schedule.keep=input*6 all*2"]),
         (QUICKSTART, &["parallel.degrees=1"]),
+        (
+            QUICKSTART,
+            &[
+                "parallel.data=2",
+                "parallel.pipeline=2",
+                "parallel.stages=embed  attn.2",
+                "parallel.order=zero-bubble",
+                "parallel.zero=1",
+            ],
+        ),
         (QUICKSTART, &["model.tied=false", "model.ffn=600", "train.clip=1", "model.dropout=0"]),
     ] {
         let config = resolve_with(text, sets).unwrap();
@@ -143,6 +153,82 @@ fn degrees_are_of_every_block_in_a_group() {
     assert_eq!(layout(&["parallel.degrees=2*3 1*4 2*3"]), "2*3 1*4 2*3");
     // Six heads cannot be cut over four ranks, but over two of them.
     assert_eq!(layout(&["parallel.tensor=4", "parallel.degrees=2*3 1*4 2*3"]), "2*3 1*4 2*3 of 4");
+}
+
+#[test]
+fn stages_are_pieces_of_the_chain() {
+    let stages = |sets: &[&str]| {
+        let config = resolve_with(QUICKSTART, sets).unwrap();
+        (config.stages().count(), config.stages().starts().to_vec(), config.layout().to_string())
+    };
+    assert_eq!(stages(&[]), (1, vec![0], "2".to_owned()));
+    let named = ["parallel.pipeline=2", "parallel.data=3", "parallel.stages=embed mlp.1", "train.batch=6"];
+    assert_eq!(stages(&named), (2, vec![0, 4], "2 of 6".to_owned()));
+    // A token costs attention 8·192² + 2·129·192, an MLP 16·192² and the head 2·192·256 operations: 344448, 589824 and 98304.
+    // The embedding and two layers before, two layers and the head behind; a block more or less on a side is worse.
+    assert_eq!(stages(&["parallel.pipeline=2"]), (2, vec![0, 5], "2".to_owned()));
+    let chunks = ["parallel.pipeline=5", "parallel.chunks=2", "schedule.micro_batches=5", "train.batch=10"];
+    assert_eq!(stages(&chunks), (5, (0..10).collect(), "2".to_owned()));
+    let degrees =
+        ["parallel.pipeline=2", "parallel.tensor=6", "parallel.degrees=2*5 6*3 2*2", "train.batch=24"];
+    assert!(
+        problems(&degrees)
+            .contains("mlp.1 and attn.2 are on different stages and have the TMP degrees 2 and 6")
+    );
+    let elsewhere = [&degrees[..], &["parallel.stages=embed mlp.1"]].concat();
+    assert_eq!(stages(&elsewhere), (2, vec![0, 4], "2*5 6*3 2*2".to_owned()));
+}
+
+#[test]
+fn pieces_of_the_chain_that_cannot_be_are_refused() {
+    for (sets, expected) in [
+        (
+            &["parallel.chunks=2"][..],
+            "--set: `parallel.chunks` = 2 needs several stages, and `parallel.pipeline` = 1",
+        ),
+        (
+            &["parallel.pipeline=11"],
+            "--set: `parallel.pipeline` = 11 stages of `parallel.chunks` = 1 are 11 pieces of a chain of 10 blocks",
+        ),
+        (
+            &["parallel.pipeline=2", "parallel.stages=embed attn.4"],
+            "--set: `parallel.stages` = \"embed attn.4\": there is no block attn.4",
+        ),
+        (
+            &["parallel.pipeline=2", "parallel.stages=embed"],
+            "--set: `parallel.stages` = \"embed\": it names 1 blocks for 2 pieces of the chain",
+        ),
+        (
+            &["parallel.pipeline=2", "parallel.stages=attn.0 mlp.0"],
+            "--set: `parallel.stages` = \"attn.0 mlp.0\": chunks begin with the embedding and follow each other along the \
+             chain",
+        ),
+        (
+            &["parallel.pipeline=2", "parallel.chunks=2", "train.batch=18", "schedule.micro_batches=3"],
+            "--set: with `parallel.chunks` = 2 micro-batches go round the stages in groups, and `schedule.micro_batches` = 3 \
+             is no multiple of `parallel.pipeline` = 2",
+        ),
+        (
+            &["parallel.data=5"],
+            "x.toml:25: a micro-batch of 16 sequences cannot be shared equally by the 5 replicas of a block",
+        ),
+    ] {
+        assert_eq!(problems(sets), expected, "{sets:?}");
+    }
+    let hint = |sets: &[&str]| format!("{:?}", resolve_with(QUICKSTART, sets).unwrap_err());
+    assert!(hint(&["parallel.pipeline=11"]).contains("at most 10 stages"));
+    assert!(
+        hint(&["parallel.pipeline=4", "parallel.chunks=3"]).contains("at most 2 pieces on each of 4 stages")
+    );
+    let round = ["parallel.pipeline=2", "parallel.chunks=2"];
+    assert!(
+        hint(&round).contains("`parallel.chunks` = 1, or micro-batches of this batch that are: 2, 4, 8, 16")
+    );
+    assert!(
+        hint(&["parallel.data=5"]).contains("a `parallel.data` that divides a micro-batch: 1, 2, 4, 8, 16")
+    );
+    let typed = ["parallel.pipeline=2", "parallel.stages=embed layer.2"];
+    assert!(hint(&typed).contains("such as \\\"embed attn.2\\\", or leave it out"), "{}", hint(&typed));
 }
 
 #[test]

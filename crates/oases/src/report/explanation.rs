@@ -5,7 +5,7 @@ use std::fmt;
 
 use oases_schedule::{
     BlockId, Bytes, CollectiveId, Instruction, Operands, PartId, Pass, Plan, Purpose, Request, Schedule,
-    Statics, Variant, Workspace, collective_bytes, plan,
+    Stage, Statics, Variant, Workspace, collective_bytes, plan,
 };
 use oases_schedule::{Flops, Model};
 use serde::Serialize;
@@ -20,6 +20,9 @@ pub struct Explanation {
     pub schedule: String,
     /// Whose method it is.
     pub description: String,
+    /// The pipeline stage that it is for, and its blocks; left out where there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stage: Option<String>,
     /// Parameters of the model.
     pub parameters: u64,
     /// Ranks of the group.
@@ -68,8 +71,10 @@ pub struct Collectives {
     pub in_layers: usize,
     /// Where the TMP degree changes, of all passes and parts.
     pub at_borders: usize,
-    /// Reductions of gradients over the replicas of a block.
+    /// Reductions of gradients over the replicas of a block, and gathers of its parameters.
     pub of_replicas: usize,
+    /// What is sent to other pipeline stages, and received from them.
+    pub between_stages: usize,
     /// All collectives of a step.
     pub per_step: usize,
     /// Bytes that each rank hands over in a step.
@@ -119,12 +124,12 @@ impl Explanation {
         });
         let passes = passes.collect();
         let (_, schedule) = trace.last().expect("a variant has passes");
-        let statics =
-            Statics::new(model, &request.layout, Purpose::Training, schedule.batch(), schedule.parts.len());
+        let statics = Statics::of(model, schedule, Purpose::Training, schedule.batch());
         let plan = plan(schedule, &statics, workspace);
         Explanation {
             schedule: schedule.name.clone(),
             description: variant.description.to_owned(),
+            stage: stage(schedule),
             parameters: model.parameter_count(),
             tensor: request.layout.group(),
             layout: layout::words(&request.layout),
@@ -142,6 +147,21 @@ impl Explanation {
             text: annotated(schedule),
         }
     }
+}
+
+/// `1 of 2: attn.2 to head`; `None` where there is one stage.
+fn stage(schedule: &Schedule) -> Option<String> {
+    let Stage { stages, index } = &schedule.stage;
+    let block = |position| BlockId::at(position, schedule.layers);
+    let chunk = |chunk| {
+        let range = stages.range(chunk, Schedule::blocks(schedule.layers));
+        match range.len() {
+            1 => block(range.start).to_string(),
+            _ => format!("{} to {}", block(range.start), block(range.end - 1)),
+        }
+    };
+    let chunks: Vec<String> = schedule.stage.chunks().map(chunk).collect();
+    (stages.count() > 1).then(|| format!("{index} of {}: {}", stages.count(), chunks.join(", ")))
 }
 
 /// The text form, with a comment at each `sync`: what the collective ran under.
@@ -215,7 +235,10 @@ impl Collectives {
                 matches!(collective, CollectiveId::Block { block: BlockId::Attn(_) | BlockId::Mlp(_), .. })
             }),
             at_borders: named(|collective| matches!(collective, CollectiveId::Reshard { .. })),
-            of_replicas: named(|collective| matches!(collective, CollectiveId::Replicas(_))),
+            of_replicas: named(|collective| {
+                matches!(collective, CollectiveId::Replicas(_) | CollectiveId::Weights(_))
+            }),
+            between_stages: named(|collective| matches!(collective, CollectiveId::Transfer { .. })),
             per_step: all().count(),
             bytes_per_step: all().sum::<Bytes>().0,
         }
@@ -276,6 +299,9 @@ impl Explanation {
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "; {}: {}", self.schedule, self.description)?;
+        if let Some(stage) = &self.stage {
+            writeln!(f, "; stage {stage}")?;
+        }
         writeln!(f, ";")?;
         for pass in &self.passes {
             writeln!(
@@ -296,10 +322,13 @@ impl fmt::Display for Explanation {
             if self.borders.is_empty() { "" } else { "up to " },
             self.collectives.per_layer
         )?;
-        let Collectives { per_step, in_layers, at_borders, of_replicas, bytes_per_step, .. } =
-            self.collectives;
+        let Collectives {
+            per_step, in_layers, at_borders, of_replicas, between_stages, bytes_per_step, ..
+        } = self.collectives;
         write!(f, ";   {per_step} collectives per step: {in_layers} of layers, ")?;
-        for (count, of) in [(at_borders, "at borders"), (of_replicas, "of replicas")] {
+        for (count, of) in
+            [(at_borders, "at borders"), (of_replicas, "of replicas"), (between_stages, "between stages")]
+        {
             if count > 0 {
                 write!(f, "{count} {of}, ")?;
             }
@@ -307,7 +336,7 @@ impl fmt::Display for Explanation {
         writeln!(
             f,
             "{} of embedding, head, gradients and norm; {} from each rank",
-            per_step - in_layers - at_borders - of_replicas,
+            per_step - in_layers - at_borders - of_replicas - between_stages,
             Bytes(bytes_per_step)
         )?;
         writeln!(f, ";\n; memory of one rank, at `{}`", collapse(&self.memory.peak_instruction))?;
@@ -353,6 +382,7 @@ fn collapse(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use oases_schedule::Stages;
 
     fn schedule(variant: &str) -> Schedule {
         let request = Request::new(2, 2, 4);
@@ -378,5 +408,23 @@ mod tests {
         let blocking = annotated(&schedule("megatron"));
         let syncs = blocking.lines().filter(|line| line.starts_with("sync"));
         assert!(syncs.into_iter().all(|line| line.ends_with("; exposed")));
+    }
+
+    /// Two layers on two stages of two pieces: embed and attn.0, mlp.0, attn.1, and mlp.1 and the head.
+    #[test]
+    fn a_stage_names_its_blocks() {
+        let explained = |index| {
+            let stages = Stages::new(2, vec![0, 2, 3, 4], true);
+            let request =
+                Request { stage: Stage { stages, index }, micro_batches: 2, ..Request::new(2, 2, 2) };
+            let variant = Variant::find("none").unwrap();
+            Explanation::new(&Model::gpt(2, 16, 4, 8, 32), variant, &request, Workspace::default(), false)
+        };
+        let stages = [0, 1].map(explained);
+        assert_eq!(stages[0].stage.as_deref(), Some("0 of 2: embed to attn.0, attn.1"));
+        assert_eq!(stages[1].stage.as_deref(), Some("1 of 2: mlp.0, mlp.1 to head"));
+        // Four parts of the batch cross three times in each direction; each stage has an end of every crossing.
+        assert_eq!(stages.map(|stage| stage.collectives.between_stages), [24; 2]);
+        assert_eq!(stage(&schedule("none")), None);
     }
 }

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use oases_exec::comm::{Link, Operation};
 use oases_exec::{Program, Timing};
-use oases_schedule::{Bytes, Instruction, Plan, Schedule, collective_bytes};
+use oases_schedule::{Axis, Bytes, Instruction, Plan, Schedule, collective_bytes};
 
 use super::trace::{Span, TraceWriter, Track, category, instruction_name};
 
@@ -51,7 +51,11 @@ impl MeasuredStep<'_> {
         let mut free = vec![0; self.timings.len()];
         let mut runs = vec![Vec::new(); self.timings.len()];
         for (start, instruction) in self.schedule.instructions.iter().enumerate() {
-            let Instruction::Start { collective, grouping, .. } = *instruction else { continue };
+            let Instruction::Start { collective, grouping, axis: Axis::Tensor | Axis::Data, .. } =
+                *instruction
+            else {
+                continue;
+            };
             let sync = Instruction::Sync { collective };
             let Some(sync) = self.schedule.instructions.iter().position(|other| *other == sync) else {
                 continue;
@@ -77,10 +81,9 @@ impl MeasuredStep<'_> {
         runs
     }
 
-    fn spans(&self, rank: usize) -> impl Iterator<Item = Span> + use<'_> {
-        let began = self.began_ns();
+    /// The spans of a rank, which is shown as `process`, since `began` on the clock of the timings.
+    fn spans(&self, rank: usize, process: u32, began: u64) -> impl Iterator<Item = Span> + use<'_> {
         let since = move |ns: u64| ns.saturating_sub(began);
-        let process = rank as u32;
         let on_compute = self.schedule.instructions.iter().zip(&self.timings[rank]);
         let on_compute =
             on_compute.filter(|(instruction, _)| !matches!(instruction, Instruction::Start { .. }));
@@ -99,25 +102,34 @@ impl MeasuredStep<'_> {
                 };
                 let (name, category) = (collective.to_string(), kind.name().to_owned());
                 let (start_ns, end_ns) = (since(begin_ns), since(end_ns));
-                Some(Span { process, track: Track::Communication, name, category, start_ns, end_ns })
+                Some(Span { process, track: Track::of(kind), name, category, start_ns, end_ns })
             },
         );
         on_compute.chain(on_link)
     }
 }
 
-/// Writes a measured step as a trace: one process for each rank.
+/// Writes a measured step as a trace: one process for each rank. `programs` are those of the pipeline stages.
 pub fn write_measured_trace(
     out: impl Write,
-    program: &Program,
+    programs: &[Program],
     link: Option<Link>,
     timings: &[Vec<Timing>],
 ) -> io::Result<()> {
-    let step = MeasuredStep { schedule: &program.schedule, plan: &program.plan, link, timings };
+    let group = timings.len() / programs.len();
+    let stages: Vec<MeasuredStep<'_>> = programs
+        .iter()
+        .zip(timings.chunks(group))
+        .map(|(Program { schedule, plan, .. }, timings)| MeasuredStep { schedule, plan, link, timings })
+        .collect();
+    let began = stages.iter().map(MeasuredStep::began_ns).min().unwrap_or(0);
     let mut trace = TraceWriter::new(out)?;
-    for rank in 0..timings.len() {
-        trace.process(rank as u32, &format!("rank {rank}, {} (measured)", program.schedule.name))?;
-        for span in step.spans(rank) {
+    for (process, (rank, step)) in
+        stages.iter().flat_map(|step| (0..group).map(move |rank| (rank, step))).enumerate()
+    {
+        let process = process as u32;
+        trace.process(process, &format!("rank {process}, {} (measured)", step.schedule.name))?;
+        for span in step.spans(rank, process, began) {
             trace.span(&span)?;
         }
     }

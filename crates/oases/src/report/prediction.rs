@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io::{self, Write};
 
-use oases_plan::{Bound, Timeline};
+use oases_plan::{Bound, Nanoseconds, Timeline};
 use oases_schedule::{Bytes, Instruction, Schedule};
 use serde::Serialize;
 
@@ -15,7 +15,11 @@ use crate::progress::thousands;
 pub struct Prediction {
     /// The model and how its step is cut, in words.
     pub model: String,
-    /// Ranks of the group.
+    /// Replicas of the model.
+    pub data: u32,
+    /// Pipeline stages.
+    pub pipeline: u32,
+    /// Ranks of a TMP group.
     pub tensor: u32,
     /// TMP degrees of the configuration.
     pub degrees: String,
@@ -35,7 +39,14 @@ pub struct Prediction {
     pub rows: Vec<Row>,
 }
 
-/// What one schedule would take.
+/// A predicted step: schedules and timelines of all pipeline stages.
+pub struct Step {
+    pub schedules: Vec<Schedule>,
+    pub timelines: Vec<Timeline>,
+}
+
+/// What one schedule would take. In a pipeline, the step is over when its last stage is; times and shares are means over the stages,
+/// the bound and the memory those of the stage that has most.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
     /// Its name.
@@ -62,25 +73,55 @@ pub struct Row {
     pub bound_ratio: f64,
     /// Bytes of one rank's arena.
     pub arena_bytes: u64,
+    /// The same of each stage by itself; left out where there is one.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub stages: Vec<Row>,
 }
 
 impl Row {
-    /// The figures of a timeline.
-    pub fn new(timeline: &Timeline, sequence: usize) -> Row {
-        let bound = Bound { compute: timeline.compute, communication: timeline.communication };
+    /// The figures of a step.
+    pub fn new(step: &Step, sequence: usize) -> Row {
+        let timelines = &step.timelines;
+        let longest = timelines.iter().map(|timeline| timeline.step).max().unwrap_or_default();
+        let name = timelines[0].schedule.clone();
+        let mut row = Row::of(name, &timelines.iter().collect::<Vec<_>>(), longest, sequence);
+        if timelines.len() > 1 {
+            let stage =
+                |(index, timeline)| Row::of(format!("  stage {index}"), &[timeline], longest, sequence);
+            row.stages = timelines.iter().enumerate().map(stage).collect();
+        }
+        row
+    }
+
+    /// The figures of some stages of a step that takes `step`.
+    fn of(schedule: String, timelines: &[&Timeline], step: Nanoseconds, sequence: usize) -> Row {
+        let mean = |of: fn(&Timeline) -> Nanoseconds| {
+            let sum: Nanoseconds = timelines.iter().map(|timeline| of(timeline)).sum();
+            sum.milliseconds() / timelines.len() as f64
+        };
+        let bound = |timeline: &&Timeline| {
+            Bound { compute: timeline.compute, communication: timeline.communication }.step()
+        };
+        let bound = timelines.iter().map(bound).max().unwrap_or_default();
+        let share = |ms: f64| if step == Nanoseconds::ZERO { 0.0 } else { ms / step.milliseconds() };
+        let (exposed_comm_ms, compute_ms) =
+            (mean(|timeline| timeline.exposed), mean(|timeline| timeline.compute));
+        let communication_ms = mean(|timeline| timeline.communication);
+        let tokens = f64::from(timelines[0].sequences) * sequence as f64;
         Row {
-            schedule: timeline.schedule.clone(),
-            step_ms: timeline.step.milliseconds(),
-            tokens_per_s: timeline.tokens_per_s(sequence),
-            exposed_comm_ms: timeline.exposed.milliseconds(),
-            exposed_comm_share: timeline.exposed_share(),
-            compute_ms: timeline.compute.milliseconds(),
-            compute_utilisation: timeline.compute_utilisation(),
-            communication_ms: timeline.communication.milliseconds(),
-            communication_utilisation: timeline.communication_utilisation(),
-            bound_ms: bound.step().milliseconds(),
-            bound_ratio: timeline.step.share_of(bound.step()),
-            arena_bytes: timeline.arena_bytes.0,
+            schedule,
+            step_ms: step.milliseconds(),
+            tokens_per_s: if step == Nanoseconds::ZERO { 0.0 } else { tokens / step.seconds() },
+            exposed_comm_ms,
+            exposed_comm_share: share(exposed_comm_ms),
+            compute_ms,
+            compute_utilisation: share(compute_ms),
+            communication_ms,
+            communication_utilisation: share(communication_ms),
+            bound_ms: bound.milliseconds(),
+            bound_ratio: step.share_of(bound),
+            arena_bytes: timelines.iter().map(|timeline| timeline.arena_bytes.0).max().unwrap_or(0),
+            stages: Vec::new(),
         }
     }
 
@@ -119,7 +160,8 @@ impl fmt::Display for Prediction {
             writeln!(f, "estimate {}", self.estimates.join(", "))?;
         }
         writeln!(f)?;
-        let rows = self.rows.iter().map(|row| row.cells(self.device_bytes));
+        let rows = self.rows.iter().flat_map(|row| std::iter::once(row).chain(&row.stages));
+        let rows = rows.map(|row| row.cells(self.device_bytes));
         let table: Vec<[String; COLUMNS.len()]> =
             std::iter::once(COLUMNS.map(str::to_owned)).chain(rows).collect();
         let width = |column: usize| table.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
@@ -145,12 +187,17 @@ impl fmt::Display for Prediction {
     }
 }
 
-/// Writes predicted steps as a trace: one process for each schedule.
-pub fn write_trace(out: impl Write, steps: &[(Schedule, Timeline)]) -> io::Result<()> {
+/// Writes predicted steps as a trace: one process for each schedule, and in a pipeline for each stage of it.
+pub fn write_trace(out: impl Write, steps: &[Step]) -> io::Result<()> {
     let mut trace = TraceWriter::new(out)?;
-    for (process, (schedule, timeline)) in steps.iter().enumerate() {
+    let stages = steps.iter().flat_map(|step| step.schedules.iter().zip(&step.timelines));
+    for (process, (schedule, timeline)) in stages.enumerate() {
         let process = process as u32;
-        trace.process(process, &format!("{} (predicted)", schedule.name))?;
+        let stage = match schedule.stage.stages.count() {
+            1 => String::new(),
+            _ => format!(", stage {}", schedule.stage.index),
+        };
+        trace.process(process, &format!("{}{stage} (predicted)", schedule.name))?;
         for span in spans(process, schedule, timeline) {
             trace.span(&span)?;
         }
@@ -179,7 +226,7 @@ fn spans<'a>(
     });
     let on_link = timeline.collectives.iter().map(move |run| Span {
         process,
-        track: Track::Communication,
+        track: Track::of(run.kind),
         name: run.collective.to_string(),
         category: run.kind.name().to_owned(),
         start_ns: run.on_link.start.0,

@@ -6,7 +6,7 @@
 
 use std::io::{self, Write};
 
-use oases_schedule::Instruction;
+use oases_schedule::{CollectiveKind, Instruction};
 use serde_json::Value;
 
 /// A row of a process in the viewer.
@@ -18,16 +18,24 @@ pub enum Track {
     Waiting,
     /// What the communication stream does.
     Communication,
+    /// What comes from other pipeline stages meanwhile.
+    Receiving,
 }
 
 impl Track {
-    const ALL: [Track; 3] = [Track::Compute, Track::Waiting, Track::Communication];
+    const ALL: [Track; 4] = [Track::Compute, Track::Waiting, Track::Communication, Track::Receiving];
+
+    /// The track of a collective. Both directions of a link are one track, but for what is received, which crosses what is sent.
+    pub fn of(kind: CollectiveKind) -> Track {
+        if kind == CollectiveKind::Recv { Track::Receiving } else { Track::Communication }
+    }
 
     fn name(self) -> &'static str {
         match self {
             Track::Compute => "compute",
             Track::Waiting => "waiting",
             Track::Communication => "communication",
+            Track::Receiving => "receiving",
         }
     }
 }
@@ -57,6 +65,9 @@ const COLOURS: &[(&str, &str)] = &[
     ("sync", "rail_animation"),
     ("all_reduce", "startup"),
     ("all_gather", "startup"),
+    ("reduce_scatter", "startup"),
+    ("send", "startup"),
+    ("recv", "startup"),
 ];
 
 /// Writes a trace, one event a line, as events come: nothing is collected.
@@ -180,12 +191,12 @@ mod tests {
         let text = written("a \\ b", &spans);
         let trace: Value = serde_json::from_str(&text).unwrap();
         let events = trace["traceEvents"].as_array().unwrap();
-        assert_eq!(events.len(), 2 + 2 * 3 + 2);
+        assert_eq!(events.len(), 2 + 2 * 4 + 2);
         assert_eq!(events[0]["args"]["name"], "a \\ b");
-        assert_eq!(events[8]["name"], "forward \"x\"\n");
+        assert_eq!(events[10]["name"], "forward \"x\"\n");
         assert!(text.contains("\"ts\":1234.567,\"dur\":0.010,"), "{text}");
         assert!(text.contains("\"ts\":0.000,\"dur\":18446744073709551.615,"), "{text}");
-        assert_eq!((&events[8]["tid"], &events[9]["tid"]), (&Value::from(0), &Value::from(2)));
+        assert_eq!((&events[10]["tid"], &events[11]["tid"]), (&Value::from(0), &Value::from(2)));
     }
 
     #[test]

@@ -27,7 +27,7 @@ const BAD_VALUES: &[(&[&str], &str, &str)] = &[
     (
         &["parallel.tensor=0"],
         "--set: `parallel.tensor` must be a whole number from 1 to 64, not 0",
-        "`parallel.tensor` is the number of ranks, threads of one process, over which blocks are cut (tensor parallelism); \
+        "`parallel.tensor` is the number of ranks over which blocks are cut (tensor parallelism); \
          at most 64; for example `tensor = 2`",
     ),
     (

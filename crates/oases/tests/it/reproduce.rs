@@ -81,7 +81,16 @@ fn all_experiments_are_printed_in_the_order_of_the_paper() {
     for line in text.lines() {
         assert!(line.chars().count() <= 110 && line == line.trim_end(), "{line}");
     }
-    let headings = ["figure5: ", "figure6: ", "utilisation: ", "ablation: ", "selective: ", "v100: "];
+    let headings = [
+        "figure5: ",
+        "figure6: ",
+        "figure7: ",
+        "figure10: ",
+        "utilisation: ",
+        "ablation: ",
+        "selective: ",
+        "v100: ",
+    ];
     let places: Vec<usize> =
         headings.iter().map(|heading| text.find(&format!("\n{heading}")).unwrap()).collect();
     assert!(places.is_sorted(), "{places:?}");
@@ -115,7 +124,8 @@ fn only_what_is_asked_for_is_printed_and_once() {
 
 #[test]
 fn an_unknown_experiment_is_one_line_with_the_list() {
-    let list = "[possible values: figure5, figure6, utilisation, ablation, selective, v100]";
+    let list =
+        "[possible values: figure5, figure6, figure7, figure10, utilisation, ablation, selective, v100]";
     let folder = Folder::new();
     let outcome = folder.oases(&["reproduce", "figure66"]);
     assert_eq!((outcome.code, outcome.stdout.as_str()), (2, ""));

@@ -2,9 +2,9 @@
 //! and when the emulated links let go of them. Plain bookkeeping, without threads and without a clock; it is
 //! kept under the communicator's lock.
 //!
-//! All ranks make the same calls in the same [`Order`], but a collective stands on the board once for each
-//! group, from the first member's start to the last one's taking. So groups that have no rank in common
-//! advance at their own speed. In the steady state nothing here allocates: memory is used again.
+//! A collective stands on the board from its first member's start to its last one's taking. The members of a group
+//! start its collectives in one order, so what a rank starts is the oldest of that group that it has not started. Hence
+//! groups advance at their own speed. In the steady state nothing here allocates: memory is used again.
 
 #[cfg(test)]
 mod tests;
@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use super::collective::{Claim, Collective, Parts, Transport};
-use super::members::Members;
+use super::links::Links;
 use super::order::Order;
 use crate::arena::Region;
 use crate::comm::{Call, CommunicatorError, Link};
@@ -26,13 +26,14 @@ const IN_FLIGHT: usize = 32;
 #[derive(Debug)]
 pub(super) struct Board {
     ranks: usize,
-    order: Order,
-    /// By position in the order; at one position, groups have no rank in common.
+    /// Per stage.
+    orders: Vec<Order>,
+    /// By number.
     collectives: VecDeque<Collective>,
+    /// Number of the next one.
+    next: u64,
     spare: Vec<Parts>,
-    link: Option<Link>,
-    /// Per rank, when its link has carried all that it was given so far.
-    link_free_at: Vec<Option<Instant>>,
+    links: Option<Links>,
 }
 
 /// How far a collective is.
@@ -40,8 +41,8 @@ pub(super) struct Board {
 pub(super) enum Progress {
     /// Some members have not started it.
     Missing,
-    /// A link has to carry another one before, which some of its members have not started.
-    Queued,
+    /// The links have not begun to carry it. They next begin anything at this time, unless more is started before.
+    Queued(Option<Instant>),
     /// It is on the links until then.
     OnLink(Instant),
     /// Its arithmetic is not finished.
@@ -63,85 +64,60 @@ pub(super) enum Started {
 }
 
 impl Board {
-    pub(super) fn new(ranks: usize, link: Option<Link>) -> Board {
+    /// For `stages` pipeline stages of as many neighbouring ranks each.
+    pub(super) fn new(ranks: usize, stages: usize, link: Option<Link>) -> Board {
         let room = IN_FLIGHT * ranks.div_ceil(2);
         Board {
             ranks,
-            order: Order::new(ranks),
+            orders: (0..stages).map(|_| Order::new(ranks / stages)).collect(),
             collectives: VecDeque::with_capacity(room),
+            next: 0,
             spare: (0..room).map(|_| Parts::room(ranks)).collect(),
-            link,
-            link_free_at: vec![None; ranks],
+            links: link.map(|link| Links::new(link, ranks)),
         }
     }
 
-    /// Position of the collective that `rank` starts next.
-    pub(super) fn next(&self, rank: usize) -> u64 {
-        self.order.next(rank)
-    }
-
-    /// Puts a rank's region on the board. An error says that another rank has called something else.
+    /// Puts a rank's region on the board. Returns the number of the collective; an error says that another rank has called
+    /// something else.
     pub(super) fn start(
         &mut self,
         rank: usize,
         call: Call,
         region: Region,
         now: Instant,
-    ) -> Result<Started, CommunicatorError> {
-        let position = self.order.make(rank, call)?;
-        let index = self.find(position, rank).unwrap_or_else(|| self.open(position, rank, call));
+    ) -> Result<(u64, Started), CommunicatorError> {
+        let stage = rank / (self.ranks / self.orders.len());
+        self.orders[stage].make(rank, call)?;
+        let oldest =
+            |collective: &Collective| same_stream(collective.call, call) && !collective.has_started(rank);
+        let index = self.collectives.iter().position(oldest).unwrap_or_else(|| self.open(rank, call));
         let collective = &mut self.collectives[index];
+        if collective.call != call {
+            let (first_rank, first) = (collective.first_rank, collective.call);
+            return Err(CommunicatorError::Mismatch { first_rank, first, second_rank: rank, second: call });
+        }
         collective.put_whole(rank, region);
-        if !collective.is_complete() {
-            return Ok(Started::Early);
+        let (number, complete, parts) = (collective.number, collective.is_complete(), collective.parts());
+        if let Some(links) = &mut self.links
+            && collective.transport != Transport::Unneeded
+        {
+            links.enqueue(rank, collective);
+            if complete {
+                collective.transport = Transport::Waiting(now);
+                links.advance(&mut self.collectives, now);
+            }
         }
-        let parts = collective.parts();
-        self.use_links(now);
-        Ok(Started::Complete { parts })
+        Ok((number, if complete { Started::Complete { parts } } else { Started::Early }))
     }
 
-    /// Makes the collective of `rank`'s group at `position`.
-    fn open(&mut self, position: u64, rank: usize, call: Call) -> usize {
-        let Call::Collective { operation, grouping, bytes, .. } = call else {
-            unreachable!("{call} is no collective")
-        };
-        let members = Members::of(rank, grouping, self.ranks);
-        let transport = match self.link {
-            Some(_) if members.size() > 1 => Transport::Queued,
-            _ => Transport::Unneeded,
-        };
+    /// Makes the collective that `rank` is the first to start, and returns its index.
+    fn open(&mut self, rank: usize, call: Call) -> usize {
+        let alone = call.group().is_some_and(|group| group.size == 1);
+        let transport = if self.links.is_none() || alone { Transport::Unneeded } else { Transport::Early };
         let parts = self.spare.pop().unwrap_or_else(|| Parts::room(self.ranks));
-        let index = self.collectives.partition_point(|collective| collective.position <= position);
-        let collective = Collective::new(position, members, operation, bytes, transport, parts);
-        self.collectives.insert(index, collective);
-        index
-    }
-
-    /// Gives the links what they can carry: each its collectives in order, one at a time, and each of those
-    /// once all its members have started it.
-    fn use_links(&mut self, now: Instant) {
-        let Some(link) = self.link else { return };
-        for index in 0..self.collectives.len() {
-            let collective = &self.collectives[index];
-            if !collective.waits_for_link() || self.queued_before(index).is_some() {
-                continue;
-            }
-            let (members, collective) = (collective.members, &mut self.collectives[index]);
-            let begins = members.ranks().filter_map(|rank| self.link_free_at[rank]).fold(now, Instant::max);
-            let ends = begins + link.duration(collective.operation, collective.bytes, members.size());
-            collective.transport = Transport::Until(ends);
-            for rank in members.ranks() {
-                self.link_free_at[rank] = Some(ends);
-            }
-        }
-    }
-
-    /// The first collective that a link has to carry before the one at `index`, if it has not begun.
-    fn queued_before(&self, index: usize) -> Option<usize> {
-        let members = self.collectives[index].members;
-        self.collectives.iter().take(index).position(|collective| {
-            collective.transport == Transport::Queued && collective.members.overlap(members)
-        })
+        self.collectives.push_back(Collective::new(self.next, rank, call, transport, parts));
+        self.next += 1;
+        self.collectives.len() - 1
     }
 
     /// Claims the oldest part that has not been done, of any group, moving every member's region of it to
@@ -150,53 +126,54 @@ impl Board {
         self.collectives.iter_mut().find(|collective| collective.is_ready()).map(|ready| ready.claim(into))
     }
 
-    /// Claims a part of the collective of `rank`'s group at `position`.
-    pub(super) fn claim_at(&mut self, position: u64, rank: usize, into: &mut Vec<Region>) -> Option<Claim> {
-        let index = self.index(position, rank);
+    /// Claims a part of one collective.
+    pub(super) fn claim_of(&mut self, number: u64, into: &mut Vec<Region>) -> Option<Claim> {
+        let index = self.index(number);
         let collective = &mut self.collectives[index];
         collective.is_ready().then(|| collective.claim(into))
     }
 
     /// Puts the regions of a claimed part back. Returns whether its collective is now done.
     pub(super) fn finish(&mut self, claim: &Claim, from: &mut Vec<Region>) -> bool {
-        let of_claim = |collective: &&mut Collective| {
-            collective.position == claim.position && collective.members == claim.members
-        };
-        let collective =
-            self.collectives.iter_mut().find(of_claim).expect("it is not over without this part");
+        let index = self.index(claim.number);
+        let collective = &mut self.collectives[index];
         collective.finish(claim, from);
         collective.is_done()
     }
 
-    /// How far the collective of `rank`'s group at `position` is.
-    pub(super) fn progress(&self, position: u64, rank: usize, now: Instant) -> Progress {
-        let collective = &self.collectives[self.index(position, rank)];
+    /// How far a collective is.
+    pub(super) fn progress(&mut self, number: u64, now: Instant) -> Progress {
+        if let Some(links) = &mut self.links {
+            links.advance(&mut self.collectives, now);
+        }
+        let next_begin = || self.links.as_ref().and_then(|links| links.next_begin(&self.collectives));
+        let collective = &self.collectives[self.index(number)];
         match collective.transport {
             _ if !collective.is_complete() => Progress::Missing,
-            Transport::Queued => Progress::Queued,
+            Transport::Waiting(_) => Progress::Queued(next_begin()),
             Transport::Until(ends) if now < ends => Progress::OnLink(ends),
             _ if !collective.is_done() => Progress::Working,
             _ => Progress::Done,
         }
     }
 
-    /// The ranks that keep `rank` waiting at `position`: members of its group there that have not started the
-    /// collective; if there are none, members of the one for which the links wait.
-    pub(super) fn missing(&self, position: u64, rank: usize) -> impl Iterator<Item = usize> {
-        let mut index = self.index(position, rank);
-        // Each step goes to an older one, so this ends.
-        while self.collectives[index].waits_for_link()
-            && let Some(before) = self.queued_before(index)
-        {
-            index = before;
+    /// The ranks that keep the members of a collective waiting: those that have not started it; if there are none, those that
+    /// have not started what the links have to carry before.
+    pub(super) fn missing(&self, number: u64) -> impl Iterator<Item = usize> {
+        let mut index = self.index(number);
+        // Ranks whose orders contradict each other would go round in a circle.
+        for _ in 0..self.collectives.len() {
+            let links = self.links.as_ref();
+            let Some(before) = links.and_then(|links| links.before(&self.collectives[index])) else { break };
+            index = self.index(before);
         }
-        let Collective { position, members, .. } = self.collectives[index];
-        members.ranks().filter(move |member| !self.order.has_made(*member, position))
+        let collective = &self.collectives[index];
+        collective.members.ranks().filter(|member| !collective.has_started(*member))
     }
 
     /// Takes a rank's whole region out of a collective that is done.
-    pub(super) fn take(&mut self, rank: usize, position: u64) -> Region {
-        let index = self.index(position, rank);
+    pub(super) fn take(&mut self, rank: usize, number: u64) -> Region {
+        let index = self.index(number);
         let collective = &mut self.collectives[index];
         let region = collective.take_whole(rank);
         if collective.is_over() {
@@ -205,15 +182,20 @@ impl Board {
         region
     }
 
-    /// Where the collective of `rank`'s group at `position` is.
-    fn find(&self, position: u64, rank: usize) -> Option<usize> {
-        self.collectives
-            .iter()
-            .position(|collective| collective.position == position && collective.members.contains(rank))
+    /// Where a collective is that some member has not taken.
+    fn index(&self, number: u64) -> usize {
+        let found = self.collectives.binary_search_by_key(&number, |collective| collective.number);
+        found.expect("a collective stays until its members have taken it")
     }
+}
 
-    /// Like [`Board::find`], for a collective that `rank` has started and not taken.
-    fn index(&self, position: u64, rank: usize) -> usize {
-        self.find(position, rank).expect("a collective stays until its members have taken it")
+/// Whether the members make these two calls in one order: to one group, or from one rank to another.
+fn same_stream(one: Call, other: Call) -> bool {
+    match (one, other) {
+        (Call::Collective { group, .. }, Call::Collective { group: other, .. }) => group == other,
+        (Call::Transfer { from, to, .. }, Call::Transfer { from: other_from, to: other_to, .. }) => {
+            (from, to) == (other_from, other_to)
+        }
+        _ => false,
     }
 }

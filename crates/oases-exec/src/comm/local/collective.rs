@@ -1,20 +1,19 @@
-//! One collective of one group: the regions of its members, cut into parts, and how far it is.
+//! One collective of one group, or one transfer: the regions of its members, cut into parts, and how far it is.
 //!
 //! Whoever has time claims a part, which means the same part of every member's region, does the arithmetic
 //! without the lock, and puts the part back.
 
 use std::time::Instant;
 
-use super::members::Members;
 use super::reduce;
 use crate::arena::Region;
-use crate::comm::Operation;
+use crate::comm::{Call, Group, Operation};
 
 /// Regions up to this size are not cut: the arithmetic takes less time than waking a thread.
 /// (Smaller for Miri, so that its small regions are cut as well.)
 const PART_BYTES: usize = if cfg!(miri) { 256 } else { 64 << 10 };
 
-/// Parts of an all-reduce, at most.
+/// Parts of an all-reduce or a transfer, at most.
 const MAX_PARTS: usize = 8;
 
 /// Parts begin at multiples of this many elements, a cache line.
@@ -23,13 +22,15 @@ const LINE: usize = 16;
 /// A collective that some member has started and some member has not taken.
 #[derive(Debug)]
 pub(super) struct Collective {
-    /// Its place in the order of the ranks' calls.
-    pub(super) position: u64,
-    pub(super) members: Members,
-    pub(super) operation: Operation,
-    /// Size of each member's whole region.
-    pub(super) bytes: usize,
+    /// Its number on the board, in the order in which first members have started.
+    pub(super) number: u64,
+    /// What all members call.
+    pub(super) call: Call,
+    pub(super) members: Group,
     pub(super) transport: Transport,
+    /// The member that has started it first.
+    pub(super) first_rank: usize,
+    work: Work,
     /// Members that have started it.
     arrived: usize,
     /// Members that have taken their result.
@@ -44,10 +45,39 @@ pub(super) struct Collective {
 pub(super) enum Transport {
     /// Nothing: there are no links, or there is nobody to send to.
     Unneeded,
-    /// They have not begun.
-    Queued,
+    /// Some members have not started it.
+    Early,
+    /// They have not begun. All members have started it at this time.
+    Waiting(Instant),
     /// They carry it until then.
     Until(Instant),
+}
+
+/// The arithmetic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Work {
+    Sum,
+    /// Part `p` is the slot of the member at place `p`, and becomes the sum there.
+    SumSlots,
+    /// Part `p` is the slot of the member at place `p`, and goes to the others.
+    Gather,
+    /// Every part goes from the member at this place to the other.
+    Copy(usize),
+}
+
+impl Work {
+    fn of(call: Call) -> Work {
+        match call {
+            Call::Collective { operation, .. } => match operation {
+                Operation::AllReduceSum => Work::Sum,
+                Operation::ReduceScatterSum => Work::SumSlots,
+                Operation::AllGather => Work::Gather,
+                Operation::Send | Operation::Receive => unreachable!("{call} is a transfer"),
+            },
+            Call::Transfer { from, to, .. } => Work::Copy(usize::from(from > to)),
+            Call::Host(_) => unreachable!("{call} is not for the board"),
+        }
+    }
 }
 
 /// The memory of a collective, used again by another one after it.
@@ -62,18 +92,20 @@ pub(super) struct Parts {
 /// A part whose arithmetic is to be done by the claimant.
 #[derive(Debug)]
 pub(super) struct Claim {
-    pub(super) position: u64,
-    pub(super) members: Members,
+    pub(super) number: u64,
+    pub(super) members: Group,
     part: usize,
-    operation: Operation,
+    work: Work,
 }
 
 impl Claim {
     /// Does the arithmetic on the part of each member.
     pub(super) fn work(&self, regions: &mut [Region]) {
-        match self.operation {
-            Operation::AllReduceSum => reduce::sum_in_rank_order(regions),
-            Operation::AllGather => reduce::copy_from_rank(self.part, regions),
+        match self.work {
+            Work::Sum => reduce::sum_in_rank_order(regions),
+            Work::SumSlots => reduce::sum_in_rank_order_at(self.part, regions),
+            Work::Gather => reduce::copy_from_rank(self.part, regions),
+            Work::Copy(source) => reduce::copy_from_rank(source, regions),
         }
     }
 }
@@ -93,22 +125,39 @@ impl Parts {
 }
 
 impl Collective {
+    /// What nobody has started yet; `rank` is about to be the first.
     pub(super) fn new(
-        position: u64,
-        members: Members,
-        operation: Operation,
-        bytes: usize,
+        number: u64,
+        rank: usize,
+        call: Call,
         transport: Transport,
         mut parts: Parts,
     ) -> Collective {
-        let count = match operation {
+        let (members, bytes) = match call {
+            Call::Collective { group, bytes, .. } => (group, bytes),
+            Call::Transfer { from, to, bytes, .. } => (Group::pair(from as u32, to as u32), bytes),
+            Call::Host(_) => unreachable!("{call} is not for the board"),
+        };
+        let work = Work::of(call);
+        let count = match work {
             _ if members.size() == 1 => 1,
-            Operation::AllReduceSum => (bytes / PART_BYTES).clamp(1, MAX_PARTS),
-            Operation::AllGather => members.size(),
+            Work::Sum | Work::Copy(_) => (bytes / PART_BYTES).clamp(1, MAX_PARTS),
+            Work::SumSlots | Work::Gather => members.size(),
         };
         parts.reset(count, members.size());
-        let (arrived, taken, claimed, done) = (0, 0, 0, 0);
-        Collective { position, members, operation, bytes, transport, arrived, taken, parts, claimed, done }
+        Collective {
+            number,
+            call,
+            members,
+            transport,
+            first_rank: rank,
+            work,
+            arrived: 0,
+            taken: 0,
+            parts,
+            claimed: 0,
+            done: 0,
+        }
     }
 
     /// How many parts it is cut into.
@@ -121,9 +170,10 @@ impl Collective {
         self.arrived == self.members.size()
     }
 
-    /// Whether nothing but the links holds it up.
-    pub(super) fn waits_for_link(&self) -> bool {
-        self.is_complete() && self.transport == Transport::Queued
+    /// Whether a member has started it.
+    pub(super) fn has_started(&self, rank: usize) -> bool {
+        let place = self.members.place(rank);
+        self.is_complete() || place.is_some_and(|place| self.parts.regions[place].is_some())
     }
 
     /// Whether there is a part to do.
@@ -148,7 +198,7 @@ impl Collective {
 
     /// Cuts the region of a member that starts it into parts.
     pub(super) fn put_whole(&mut self, rank: usize, region: Region) {
-        let (place, members) = (self.members.place_of(rank), self.members.size());
+        let (place, members) = (self.place(rank), self.members.size());
         let len = region.len();
         let mut rest = region;
         let mut begin = 0;
@@ -164,9 +214,9 @@ impl Collective {
 
     /// Where part `part` of `len` elements begins.
     fn cut(&self, part: usize, len: usize) -> usize {
-        match self.operation {
-            Operation::AllReduceSum => len * part / self.parts.count / LINE * LINE,
-            Operation::AllGather => len / self.parts.count * part,
+        match self.work {
+            Work::Sum | Work::Copy(_) => len * part / self.parts.count / LINE * LINE,
+            Work::SumSlots | Work::Gather => len / self.parts.count * part,
         }
     }
 
@@ -177,7 +227,7 @@ impl Collective {
         self.claimed += 1;
         let regions = self.regions_of(part).iter_mut();
         into.extend(regions.map(|region| region.take().expect("a part is claimed once")));
-        Claim { position: self.position, members: self.members, part, operation: self.operation }
+        Claim { number: self.number, members: self.members, part, work: self.work }
     }
 
     /// Puts the regions of a claimed part back.
@@ -188,6 +238,10 @@ impl Collective {
         self.done += 1;
     }
 
+    fn place(&self, rank: usize) -> usize {
+        self.members.place(rank).expect("only members start and take it")
+    }
+
     fn regions_of(&mut self, part: usize) -> &mut [Option<Region>] {
         let members = self.members.size();
         &mut self.parts.regions[part * members..][..members]
@@ -196,7 +250,7 @@ impl Collective {
     /// Joins a member's parts again.
     pub(super) fn take_whole(&mut self, rank: usize) -> Region {
         self.taken += 1;
-        let (place, members) = (self.members.place_of(rank), self.members.size());
+        let (place, members) = (self.place(rank), self.members.size());
         let parts = self.parts.regions.iter_mut().skip(place).step_by(members);
         let mut parts = parts.map(|region| region.take().expect("a result is taken once"));
         let first = parts.next().expect("a collective has a part");

@@ -1,8 +1,9 @@
-//! The one order of collectives on which all ranks agree, whichever groups they form.
+//! The order of calls on which the ranks of one pipeline stage agree, whichever groups they form: they all run the
+//! same schedule.
 
 use std::collections::VecDeque;
 
-use crate::comm::{Call, CommunicatorError};
+use crate::comm::{Call, CommunicatorError, Operation, Tag};
 
 /// Calls for which there is room from the beginning. Groups that have no member in common may be as far apart
 /// as the program has collectives between two that join all ranks; a call takes little room.
@@ -15,7 +16,7 @@ pub(super) struct Order {
     calls: VecDeque<FirstCall>,
     /// Position of `calls[0]`.
     first: u64,
-    /// Per rank, how many calls it has made.
+    /// Per rank of the stage, how many calls it has made.
     made: Vec<u64>,
 }
 
@@ -29,39 +30,42 @@ struct FirstCall {
 }
 
 impl Order {
-    pub(super) fn new(ranks: usize) -> Order {
-        Order { calls: VecDeque::with_capacity(CALLS_APART), first: 0, made: vec![0; ranks] }
+    pub(super) fn new(stage_ranks: usize) -> Order {
+        Order { calls: VecDeque::with_capacity(CALLS_APART), first: 0, made: vec![0; stage_ranks] }
     }
 
-    /// Position of the call that `rank` makes next.
-    pub(super) fn next(&self, rank: usize) -> u64 {
-        self.made[rank]
-    }
-
-    /// Whether `rank` has made its call at `position`.
-    pub(super) fn has_made(&self, rank: usize, position: u64) -> bool {
-        self.made[rank] > position
-    }
-
-    /// A rank makes its next call. Returns its position, or that another rank has made another call there.
-    pub(super) fn make(&mut self, rank: usize, call: Call) -> Result<u64, CommunicatorError> {
-        let position = self.made[rank];
-        let index = (position - self.first) as usize;
+    /// A rank makes its next call. An error says that another rank of the stage has made another call there.
+    pub(super) fn make(&mut self, rank: usize, call: Call) -> Result<(), CommunicatorError> {
+        let rank_in_stage = rank % self.made.len();
+        let index = (self.made[rank_in_stage] - self.first) as usize;
         if index == self.calls.len() {
             self.calls.push_back(FirstCall { rank, call, callers: 0 });
         }
         let known = &mut self.calls[index];
-        if known.call != call {
+        if instruction(known.rank, known.call) != instruction(rank, call) {
             let (first_rank, first) = (known.rank, known.call);
             return Err(CommunicatorError::Mismatch { first_rank, first, second_rank: rank, second: call });
         }
         known.callers += 1;
-        self.made[rank] += 1;
+        self.made[rank_in_stage] += 1;
         // Each rank makes its calls in order, so the oldest is the first that all have made.
         if known.callers == self.made.len() {
             self.calls.pop_front();
             self.first += 1;
         }
-        Ok(position)
+        Ok(())
+    }
+}
+
+/// What is the same in the calls that the ranks of a stage make by one instruction: the operation and the shape of its
+/// groups, or in which stages, that is at which distance, the two ends of a transfer are.
+fn instruction(rank: usize, call: Call) -> (Option<Operation>, [i64; 2], Tag, usize) {
+    let distance = |other: usize| other as i64 - rank as i64;
+    match call {
+        Call::Collective { operation, group, tag, bytes } => {
+            (Some(operation), [group.size.into(), group.stride.into()], tag, bytes)
+        }
+        Call::Transfer { from, to, tag, bytes } => (None, [distance(from), distance(to)], tag, bytes),
+        Call::Host(_) => unreachable!("{call} is not for the board"),
     }
 }

@@ -24,6 +24,22 @@ pub(super) fn sum_in_rank_order(parts: &mut [impl DerefMut<Target = [f32]>]) {
     }
 }
 
+/// Makes the slice at `place` the sum of all, with the bits of [`sum_in_rank_order`]. What the others are then is not
+/// specified.
+pub(super) fn sum_in_rank_order_at(place: usize, parts: &mut [impl DerefMut<Target = [f32]>]) {
+    let Some((first, rest)) = parts.split_first_mut() else { return };
+    for start in (0..first.len()).step_by(TILE) {
+        let tile = start..(start + TILE).min(first.len());
+        let sum = &mut first[tile.clone()];
+        for part in rest.iter() {
+            add(sum, &part[tile.clone()]);
+        }
+        if let Some(own) = place.checked_sub(1) {
+            rest[own][tile].copy_from_slice(sum);
+        }
+    }
+}
+
 /// Copies the slice of `source` to all others.
 pub(super) fn copy_from_rank(source: usize, parts: &mut [impl DerefMut<Target = [f32]>]) {
     let (before, rest) = parts.split_at_mut(source);
@@ -71,6 +87,11 @@ mod tests {
                         (1..ranks).fold(ill_conditioned(0, i), |sum, rank| sum + ill_conditioned(rank, i))
                     })
                     .collect();
+                for place in 0..ranks {
+                    let mut parts = parts.clone();
+                    sum_in_rank_order_at(place, &mut parts);
+                    assert_eq!(parts[place], expected, "place {place} of {ranks}, {len} elements");
+                }
                 sum_in_rank_order(&mut parts);
                 assert!(parts.iter().all(|part| *part == expected), "{ranks} ranks, {len} elements");
             }

@@ -4,14 +4,18 @@
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::LocalOptions;
 use super::board::{Board, Progress, Started};
 use super::collective::Claim;
 use super::host::HostBoard;
 use crate::arena::Region;
-use crate::comm::{Call, CommunicatorError, Link, Ticket};
+use crate::comm::{Call, CommunicatorError, Group, Ticket};
 
 /// A timeout that can be added to any time.
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// The number of what was not started, for the communicator has failed.
+const NO_NUMBER: u64 = u64::MAX;
 
 /// A communicator, shared by the handles of all its ranks and by its communication threads.
 #[derive(Debug)]
@@ -46,9 +50,9 @@ pub(super) struct State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asleep {
     No,
-    /// Until the collective at this position is started by all members, then until it is done.
+    /// Until the collective of this number is started by all members, then until it is done.
     For(u64),
-    /// Until the link has carried what comes before its collective, as soon as that begins.
+    /// Until the link begins to carry its collective.
     Queued,
     /// Until the link has carried its collective.
     OnLink,
@@ -79,9 +83,9 @@ impl State {
 }
 
 impl Shared {
-    pub(super) fn new(ranks: usize, link: Option<Link>, timeout: Duration) -> Shared {
+    pub(super) fn new(ranks: usize, options: &LocalOptions) -> Shared {
         let state = State {
-            board: Board::new(ranks, link),
+            board: Board::new(ranks, options.stages, options.link),
             host: HostBoard::new(ranks),
             failure: None,
             asleep: vec![Asleep::No; ranks],
@@ -91,7 +95,7 @@ impl Shared {
         };
         Shared {
             ranks,
-            timeout: timeout.min(FOREVER),
+            timeout: options.timeout.min(FOREVER),
             state: Mutex::new(state),
             rank_wakes: (0..ranks).map(|_| Condvar::new()).collect(),
             thread_wake: Condvar::new(),
@@ -108,27 +112,27 @@ impl Shared {
     /// less time than to wake another thread.
     pub(super) fn start(&self, rank: usize, call: Call, region: Region, work: &mut Vec<Region>) -> Ticket {
         let mut state = self.lock();
-        let ticket = Ticket::new(state.board.next(rank), call);
         if state.failure.is_some() {
-            return ticket;
+            return Ticket::new(NO_NUMBER, call);
         }
-        let parts = match state.board.start(rank, call, region, Instant::now()) {
+        let (number, started) = match state.board.start(rank, call, region, Instant::now()) {
+            Ok(started) => started,
             Err(mismatch) => {
                 self.fail(&mut state, Failure::Error(mismatch));
-                return ticket;
+                return Ticket::new(NO_NUMBER, call);
             }
-            Ok(Started::Early) => return ticket,
-            Ok(Started::Complete { parts }) => parts,
         };
-        // Other collectives may have waited for the links behind this one.
-        self.wake_ranks(&state, |asleep| asleep == Asleep::Queued);
-        if parts == 1 {
-            let claim = state.board.claim_at(ticket.position(), rank, work);
-            drop(self.finish(state, claim.expect("nobody else knows of it yet"), work));
-        } else {
-            self.offer_work(&state, parts);
+        if let Started::Complete { parts } = started {
+            // Other collectives may have waited for the links behind this one.
+            self.wake_ranks(&state, |asleep| asleep == Asleep::Queued);
+            if parts == 1 {
+                let claim = state.board.claim_of(number, work);
+                drop(self.finish(state, claim.expect("nobody else knows of it yet"), work));
+            } else {
+                self.offer_work(&state, parts);
+            }
         }
-        ticket
+        Ticket::new(number, call)
     }
 
     /// Waits for a collective. A rank that would wait does parts of collectives meanwhile, its own or others.
@@ -138,14 +142,14 @@ impl Shared {
         ticket: &Ticket,
         work: &mut Vec<Region>,
     ) -> Result<Region, CommunicatorError> {
-        let (position, call) = (ticket.position(), ticket.call());
+        let (number, call) = (ticket.number(), ticket.call());
         let give_up_at = Instant::now() + self.timeout;
         let mut state = self.lock();
         loop {
             state.alive(rank, call)?;
-            let progress = state.board.progress(position, rank, Instant::now());
+            let progress = state.board.progress(number, Instant::now());
             if progress == Progress::Done {
-                return Ok(state.board.take(rank, position));
+                return Ok(state.board.take(rank, number));
             }
             let worked;
             (state, worked) = self.work(state, work);
@@ -154,41 +158,50 @@ impl Shared {
             }
             state = match progress {
                 Progress::Missing => {
-                    self.wait_for_ranks(state, rank, ticket, give_up_at, Asleep::For(position))
+                    self.wait_for_ranks(state, rank, ticket, give_up_at, (Asleep::For(number), give_up_at))
                 }
-                Progress::Queued => self.wait_for_ranks(state, rank, ticket, give_up_at, Asleep::Queued),
-                Progress::OnLink(ends) => {
-                    let rest = ends.saturating_duration_since(Instant::now());
-                    self.sleep(state, rank, Asleep::OnLink, rest)
+                // Only the links are in the way.
+                Progress::Queued(Some(next)) if state.board.missing(number).next().is_none() => {
+                    self.sleep_until(state, rank, Asleep::Queued, next)
                 }
+                Progress::Queued(next) => {
+                    let until = next.unwrap_or(give_up_at);
+                    self.wait_for_ranks(state, rank, ticket, give_up_at, (Asleep::Queued, until))
+                }
+                Progress::OnLink(ends) => self.sleep_until(state, rank, Asleep::OnLink, ends),
                 Progress::Working => {
                     let stuck = Instant::now() > give_up_at + self.timeout;
                     assert!(!stuck, "the arithmetic of {call} on another thread does not end");
-                    self.sleep(state, rank, Asleep::For(position), self.timeout)
+                    self.sleep(state, rank, Asleep::For(number), self.timeout)
                 }
                 Progress::Done => unreachable!("returned above"),
             };
         }
     }
 
-    /// Sleeps until other ranks have started what `rank` waits for, or fails the communicator if they will not.
+    /// Sleeps until other ranks have started what `rank` waits for, at most until a time, or fails the communicator if they
+    /// will not.
     fn wait_for_ranks<'a>(
         &'a self,
         mut state: Guard<'a>,
         rank: usize,
         ticket: &Ticket,
         give_up_at: Instant,
-        why: Asleep,
+        (why, until): (Asleep, Instant),
     ) -> Guard<'a> {
-        let gone = state.board.missing(ticket.position(), rank).find(|peer| state.left[*peer]);
-        let patience = give_up_at.saturating_duration_since(Instant::now());
+        let gone = state.board.missing(ticket.number()).find(|peer| state.left[*peer]);
         if let Some(failed) = gone {
             self.fail_rank(&mut state, failed, "left the group");
-        } else if patience.is_zero() {
-            let waiting_for = state.board.missing(ticket.position(), rank).collect();
+        } else if Instant::now() >= give_up_at {
+            let mut waiting_for: Vec<usize> = state.board.missing(ticket.number()).collect();
+            if waiting_for.is_empty() {
+                // All have started it, but in orders that contradict each other.
+                let members = ticket.call().group().into_iter().flat_map(Group::ranks);
+                waiting_for.extend(members.filter(|member| *member != rank));
+            }
             self.time_out(&mut state, rank, ticket.call(), waiting_for);
         } else {
-            state = self.sleep(state, rank, why, patience);
+            state = self.sleep_until(state, rank, why, until.min(give_up_at));
         }
         state
     }
@@ -223,7 +236,7 @@ impl Shared {
         let mut state = self.lock();
         if state.board.finish(&claim, regions) {
             for member in claim.members.ranks() {
-                if state.asleep[member] == Asleep::For(claim.position) {
+                if state.asleep[member] == Asleep::For(claim.number) {
                     self.rank_wakes[member].notify_one();
                 }
             }
@@ -253,6 +266,11 @@ impl Shared {
         let (mut state, _) = slept.unwrap_or_else(PoisonError::into_inner);
         state.asleep[rank] = Asleep::No;
         state
+    }
+
+    fn sleep_until<'a>(&'a self, state: Guard<'a>, rank: usize, why: Asleep, until: Instant) -> Guard<'a> {
+        let rest = until.saturating_duration_since(Instant::now());
+        self.sleep(state, rank, why, rest)
     }
 
     /// Waits for a host call to change.

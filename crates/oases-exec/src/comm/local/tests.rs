@@ -1,6 +1,7 @@
 //! Tests of communicators between threads: results, order, the link's time, and every way to fail.
 
 mod groups;
+mod transfers;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, mpsc};
@@ -62,8 +63,12 @@ fn sum(ranks: usize, len: usize) -> Vec<f32> {
 
 fn all_reduce(communicator: &mut LocalCommunicator, len: usize) -> Result<Region, CommunicatorError> {
     let rank = communicator.rank();
-    let ticket =
-        communicator.start(Operation::AllReduceSum, Grouping::Whole, Tag(0), region(len, |i| value(rank, i)));
+    let ticket = communicator.start(
+        Operation::AllReduceSum,
+        Group::world(communicator.ranks()),
+        Tag(0),
+        region(len, |i| value(rank, i)),
+    );
     communicator.sync(ticket)
 }
 
@@ -111,7 +116,7 @@ fn all_gather_fills_every_slot() {
                 let own = |i: usize| if i / slot == rank { value(rank, i % slot) } else { f32::NAN };
                 let ticket = communicator.start(
                     Operation::AllGather,
-                    Grouping::Whole,
+                    Group::world(communicator.ranks()),
                     Tag(3),
                     region(ranks * slot, own),
                 );
@@ -145,7 +150,7 @@ fn several_collectives_in_flight_keep_their_order_and_their_regions() {
                             span,
                             communicator.start(
                                 Operation::AllReduceSum,
-                                Grouping::Whole,
+                                Group::world(communicator.ranks()),
                                 tag,
                                 arena.lend(span),
                             ),
@@ -183,7 +188,12 @@ fn a_result_does_not_wait_for_the_others_to_sync() {
                 // Rank 0 is asleep in its sync, most likely.
                 thread::sleep(Duration::from_millis(5));
                 let own = region(len, |i| value(1, i));
-                let ticket = communicator.start(Operation::AllReduceSum, Grouping::Whole, Tag(0), own);
+                let ticket = communicator.start(
+                    Operation::AllReduceSum,
+                    Group::world(communicator.ranks()),
+                    Tag(0),
+                    own,
+                );
                 wait_for_sync.lock().unwrap().recv().unwrap();
                 assert!(*communicator.sync(ticket).unwrap() == sum(2, len));
             }
@@ -200,7 +210,7 @@ fn the_link_takes_at_least_its_time_and_carries_one_collective_after_another() {
         let begin = Instant::now();
         let [reduce, gather] =
             [(Operation::AllReduceSum, Tag(0)), (Operation::AllGather, Tag(1))].map(|(operation, tag)| {
-                communicator.start(operation, Grouping::Whole, tag, region(len, |_| 1.0))
+                communicator.start(operation, Group::world(communicator.ranks()), tag, region(len, |_| 1.0))
             });
         communicator.sync(reduce).unwrap();
         let middle = begin.elapsed();
@@ -223,7 +233,12 @@ fn collectives_that_differ_are_an_error_on_all_ranks() {
         on_ranks(3, options(), move |mut communicator| {
             let usual = (Operation::AllReduceSum, 7, 30);
             let (operation, tag, len) = if communicator.rank() == 1 { odd } else { usual };
-            let ticket = communicator.start(operation, Grouping::Whole, Tag(tag), region(len, |_| 1.0));
+            let ticket = communicator.start(
+                operation,
+                Group::world(communicator.ranks()),
+                Tag(tag),
+                region(len, |_| 1.0),
+            );
             communicator.sync(ticket).map(drop).unwrap_err()
         })
     };
@@ -237,7 +252,10 @@ fn collectives_that_differ_are_an_error_on_all_ranks() {
         };
         assert!((first_rank == 1) != (second_rank == 1), "{errors:?}");
         let text = errors[0].to_string();
-        assert!(text.contains("rank 1") && text.contains("all-reduce #7 of 120 B"), "{text}");
+        assert!(
+            text.contains("rank 1") && text.contains("all-reduce #7 of 120 B over ranks 0 to 2"),
+            "{text}"
+        );
         assert_ne!(first, second);
     }
 }
@@ -268,7 +286,7 @@ fn assert_names_rank_1(errors: &[CommunicatorError], why: &str) {
 fn a_rank_that_leaves_panics_or_aborts_ends_the_others() {
     let errors = ends_of_waiting_ranks(drop);
     assert_names_rank_1(&errors, "left the group");
-    let text = "rank 1 failed (left the group) while rank 0 was in all-reduce #0 of 20 B";
+    let text = "rank 1 failed (left the group) while rank 0 was in all-reduce #0 of 20 B over ranks 0 to 2";
     assert_eq!(errors[0].to_string(), text);
     let text = "rank 1 failed (left the group) while rank 2 was in host barrier";
     assert_eq!(errors[1].to_string(), text);
@@ -305,10 +323,10 @@ fn a_rank_that_leaves_panics_or_aborts_ends_the_others() {
 #[test]
 fn a_failed_group_refuses_every_later_call() {
     let mut ranks = group(2, options());
-    let in_flight = ranks[0].start(Operation::AllReduceSum, Grouping::Whole, Tag(0), region(4, |_| 1.0));
+    let in_flight = ranks[0].start(Operation::AllReduceSum, Group::world(2), Tag(0), region(4, |_| 1.0));
     ranks[1].abort("done for");
     for ticket in
-        [in_flight, ranks[0].start(Operation::AllReduceSum, Grouping::Whole, Tag(1), region(4, |_| 1.0))]
+        [in_flight, ranks[0].start(Operation::AllReduceSum, Group::world(2), Tag(1), region(4, |_| 1.0))]
     {
         assert!(ranks[0].sync(ticket).unwrap_err().to_string().starts_with("rank 1 failed (done for)"));
     }
@@ -321,12 +339,12 @@ fn a_rank_may_leave_before_the_others_have_taken_their_results() {
     let mut ranks = group(2, options());
     let mut one = ranks.pop().unwrap();
     let mut zero = ranks.pop().unwrap();
-    let first = zero.start(Operation::AllReduceSum, Grouping::Whole, Tag(0), region(LARGE, |_| 1.0));
-    let other = one.start(Operation::AllReduceSum, Grouping::Whole, Tag(0), region(LARGE, |_| 2.0));
+    let first = zero.start(Operation::AllReduceSum, Group::world(2), Tag(0), region(LARGE, |_| 1.0));
+    let other = one.start(Operation::AllReduceSum, Group::world(2), Tag(0), region(LARGE, |_| 2.0));
     drop(one.sync(other).unwrap());
     drop(one);
     assert!(zero.sync(first).unwrap().iter().all(|value| *value == 3.0));
-    let second = zero.start(Operation::AllReduceSum, Grouping::Whole, Tag(1), region(1, |_| 1.0));
+    let second = zero.start(Operation::AllReduceSum, Group::world(2), Tag(1), region(1, |_| 1.0));
     assert!(zero.sync(second).unwrap_err().to_string().contains("rank 1 failed (left the group)"));
 }
 
@@ -359,7 +377,10 @@ fn ranks_that_stay_away_end_in_a_timeout() {
         assert!(*rank < 2);
         // A waiter that is woken very late may find that the other has not even begun.
         assert!(waiting_for.ends_with(&[2, 3]), "{error}");
-        assert!(error.to_string().contains("in all-reduce #0 of 12 B, waiting for ranks"), "{error}");
+        assert!(
+            error.to_string().contains("in all-reduce #0 of 12 B over ranks 0 to 3, waiting for ranks"),
+            "{error}"
+        );
     }
 }
 
@@ -403,14 +424,15 @@ fn host_calls_that_differ_or_lack_a_rank_are_errors() {
 
 #[test]
 fn the_probe_passes() {
-    for ranks in [1, 2, 3, 5] {
-        on_ranks(ranks, options(), |mut communicator| probe(&mut communicator).unwrap());
+    for (ranks, stages) in [(1, 1), (2, 1), (3, 1), (5, 1), (2, 2), (3, 3), (6, 2), (6, 3)] {
+        let options = LocalOptions { stages, ..options() };
+        on_ranks(ranks, options, |mut communicator| probe(&mut communicator, stages).unwrap());
     }
 }
 
 #[test]
-#[should_panic(expected = "all-gather #0 of 12 B: 3 elements are not 2 equal slots")]
+#[should_panic(expected = "all-gather #0 of 12 B over ranks 0 and 1: 3 elements are not 2 equal slots")]
 fn slots_must_be_equal() {
     let mut ranks = group(2, options());
-    let _ = ranks[0].start(Operation::AllGather, Grouping::Whole, Tag(0), region(3, |_| 1.0));
+    let _ = ranks[0].start(Operation::AllGather, Group::world(2), Tag(0), region(3, |_| 1.0));
 }

@@ -59,8 +59,8 @@ pub(crate) fn members(
     grouping: Grouping,
 ) -> Result<Vec<usize>, String> {
     let members = match (axis, grouping) {
-        (Axis::Tensor, Grouping::Whole) => (0..ranks).collect(),
-        (Axis::Tensor, Grouping::Cut { size, stride }) => {
+        (Axis::Tensor | Axis::Data, Grouping::Whole) => (0..ranks).collect(),
+        (Axis::Tensor | Axis::Data, Grouping::Cut { size, stride }) => {
             let [size, stride] = [size as usize, stride as usize];
             let span = size * stride;
             if span == 0 || !ranks.is_multiple_of(span) {
@@ -92,6 +92,20 @@ pub(crate) fn exchanged(
             CollectiveKind::AllReduce => {
                 Ok((0..count).map(|row| sum(members.iter().map(|&member| rows[member][row]))).collect())
             }
+            CollectiveKind::ReduceScatter if !count.is_multiple_of(members.len()) => {
+                Err("the buffer has no slot for every rank".to_owned())
+            }
+            // In the slots of others, every rank finds there what happens to be in its memory.
+            CollectiveKind::ReduceScatter => {
+                let slot = count / members.len();
+                let own = members.iter().position(|&member| member == rank);
+                let value = |row: usize| match own == Some(row / slot) {
+                    true => sum(members.iter().map(|&member| rows[member][row])),
+                    false => number(("memory", rank, row)),
+                };
+                Ok((0..count).map(value).collect())
+            }
+            CollectiveKind::Send | CollectiveKind::Recv => Err("that is between stages".to_owned()),
             CollectiveKind::AllGather if !count.is_multiple_of(members.len()) => {
                 Err("the buffer has no slot for every rank".to_owned())
             }

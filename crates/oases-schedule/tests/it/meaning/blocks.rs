@@ -54,7 +54,7 @@ impl Machine {
         if k == 0 {
             return self.rows(0, part, |_, _, sequence| number(("tokens", part, sequence)));
         }
-        if !self.buffers.contains_key(&name) && !self.border(k) {
+        if !self.buffers.contains_key(&name) && !self.apart(k) {
             let input = self.join(k, part)?;
             self.write(name, input, State::Done)?;
         }
@@ -95,6 +95,26 @@ impl Machine {
         self.deal(Name::X(k, part), &whole, k - 1, k, part)
     }
 
+    /// Completes what crosses to another stage before block k.
+    pub(super) fn complete(&mut self, pass: Pass, k: usize, part: PartId) -> Result<(), String> {
+        let own = if pass == Pass::Backward { Some(k) } else { k.checked_sub(1) };
+        if !self.crosses(k) || !own.is_some_and(|own| self.stage().runs(own)) {
+            return Err("it does not cross from here".into());
+        }
+        match pass {
+            Pass::Forward => {
+                let whole = self.join(k, part)?;
+                self.fed(k, part);
+                self.write(Name::X(k, part), whole, State::Own)
+            }
+            Pass::Backward => {
+                let whole = self.completed(k, part)?;
+                self.write(Name::Dx(k, part), whole, State::Own)
+            }
+            Pass::Recompute => Err("nothing crosses in recomputation".into()),
+        }
+    }
+
     fn is_attention(&self, k: usize) -> bool {
         matches!(self.chain[k], BlockId::Attn(_))
     }
@@ -108,7 +128,7 @@ impl Machine {
     ) -> Result<(), String> {
         self.forwarded.push((k, part));
         let input = self.input(k, part)?;
-        if !self.border(k) {
+        if !self.apart(k) {
             self.fed(k, part);
         }
         let activations = map(&input, |input| number(("activations", k, input)));
@@ -165,7 +185,7 @@ impl Machine {
             Extent::Core | Extent::Saved => Ok(()),
             Extent::Output => {
                 let own = if k == self.head() { self.statistics(&output) } else { self.terms(k, &output) };
-                self.write(Name::Y(k, part), own, Machine::own(self.degrees[k]))
+                self.write(Name::Y(k, part), own, Machine::alone(self.degrees[k]))
             }
             Extent::Body if k == 0 || k == self.head() => Err("it has no product to cut".into()),
             Extent::Body => {
@@ -208,6 +228,9 @@ impl Machine {
         let mut rows = logits;
         for (rank, rows) in rows.iter_mut().enumerate() {
             let count = rows.len();
+            if count != self.share(head, rank, part)?.len() {
+                return Err("these are the rows of another part".into());
+            }
             for (row, sequence) in self.share(head, rank, part)?.enumerate() {
                 let of = |place: usize| unsharded(statistics[rank][place * count + row], place, degree);
                 if (1..degree).any(|place| of(place) != of(0)) {
@@ -238,7 +261,7 @@ impl Machine {
             }
             self.pieces.insert(name, Pieces { of: piece.of, cut: piece.cut, made: Vec::new() });
         }
-        let own = Buffer { rows: self.terms(k, &body.rows), state: Machine::own(self.degrees[k]) };
+        let own = Buffer { rows: self.terms(k, &body.rows), state: Machine::alone(self.degrees[k]) };
         let pieces = self.pieces.get_mut(&name).ok_or("the first piece is missing")?;
         let next = Piece { index: pieces.made.len() as u8, of: pieces.of, cut: pieces.cut };
         if piece != next {
@@ -284,15 +307,18 @@ impl Machine {
         let place = (if weights && k == self.head() { 0 } else { k }, weights);
         self.still_open(place)?;
         let (ranks, degree) = (self.ranks, self.degrees[k]);
+        let slots = if weights { ranks / degree } else { 1 };
         let added = self.terms(k, delta);
-        let nothing = || Sum { values: vec![vec![0]; ranks], orders: vec![0; ranks] };
+        let nothing = || Sum { values: vec![vec![0; slots]; ranks], orders: vec![0; ranks] };
         let sums = self.gradients.entry(place).or_insert_with(nothing);
         for rank in 0..ranks {
             let added = match weights {
                 true => shard(sum(delta[rank].iter().copied()), rank % degree, degree),
                 false => sum(added[rank].iter().copied()),
             };
-            sums.values[rank][0] = sums.values[rank][0].wrapping_add(added);
+            for (slot, value) in sums.values[rank].iter_mut().enumerate() {
+                *value = value.wrapping_add(if weights { shard(added, slot, slots) } else { added });
+            }
             sums.orders[rank] = number(("add", sums.orders[rank], k, &delta[rank]));
         }
         Ok(())
@@ -300,7 +326,7 @@ impl Machine {
 
     /// Where block k - 1 finds the gradient of its output.
     fn arrival(&self, k: usize, part: PartId) -> Name {
-        if self.border(k) { Name::Dealt(k, part) } else { Name::Dx(k, part) }
+        if self.apart(k) { Name::Dealt(k, part) } else { Name::Dx(k, part) }
     }
 
     /// `dLoss/dx[k]` of the sequences of block k: through the block, and around it.
@@ -325,7 +351,7 @@ impl Machine {
             return Ok(None);
         }
         let name = self.arrival(k + 1, part);
-        if !self.border(k + 1) {
+        if !self.apart(k + 1) {
             let whole = self.completed(k + 1, part)?;
             self.write(name, whole, State::Done)?;
         }
@@ -368,7 +394,7 @@ impl Machine {
         }
         self.buffers.remove(&Name::X(k, part));
         self.add(k, false, &delta)?;
-        self.write(Name::Dx(k, part), self.terms(k, &dx), Machine::own(self.degrees[k]))
+        self.write(Name::Dx(k, part), self.terms(k, &dx), Machine::alone(self.degrees[k]))
     }
 
     fn forget(&mut self, k: usize, part: PartId) {

@@ -12,10 +12,11 @@ use crate::report::bench::{BASELINE, BenchReport, Row};
 
 /// One schedule on one link.
 pub struct Cell<'a> {
-    pub schedule: &'a Schedule,
+    /// By stage, as all that follows.
+    pub stages: &'a [Schedule],
     pub samples: &'a [Sample],
-    pub plan: &'a Plan,
-    pub predicted: Option<&'a Timeline>,
+    pub plans: &'a [Plan],
+    pub predicted: Option<&'a [Timeline]>,
     pub link: Link,
 }
 
@@ -28,27 +29,51 @@ impl Cell<'_> {
         self.median_ms(|sample| sample.step_ns as f64)
     }
 
-    /// Time in which a rank computes, the mean over the ranks.
+    pub fn name(&self) -> &str {
+        &self.stages[0].name
+    }
+
+    /// Time in which a rank computes: the mean over the ranks of the stage that computes longest.
     fn compute_ms(&self) -> f64 {
-        let of_rank = |timings: &Vec<oases_exec::Timing>| -> f64 {
-            let pairs = self.schedule.instructions.iter().zip(timings);
+        let of_rank = |(schedule, timings): (&Schedule, &[oases_exec::Timing])| -> f64 {
+            let pairs = schedule.instructions.iter().zip(timings);
             let computes = pairs.filter(|(instruction, _)| instruction.operation().is_some());
             computes.map(|(_, timing)| timing.duration_ns() as f64).sum()
         };
-        self.median_ms(|sample| sample.timings.iter().map(of_rank).sum::<f64>() / sample.timings.len() as f64)
+        self.median_ms(|sample| {
+            let ranks: Vec<f64> = sample.on_stages(self.stages).map(of_rank).collect();
+            let group = ranks.len() / self.stages.len();
+            let stages = ranks.chunks(group).map(|stage| stage.iter().sum::<f64>() / group as f64);
+            stages.fold(0.0, f64::max)
+        })
     }
 
-    /// A step of all ranks.
+    /// A step of all ranks of the first stage.
     pub fn measured<'a>(&'a self, sample: &'a Sample) -> MeasuredStep<'a> {
-        let (plan, timings) = (self.plan, &sample.timings[..]);
-        MeasuredStep { schedule: self.schedule, plan, link: Some(self.link), timings }
+        let timings = &sample.timings[..sample.timings.len() / self.stages.len()];
+        MeasuredStep { schedule: &self.stages[0], plan: &self.plans[0], link: Some(self.link), timings }
     }
 
-    /// Time in which the link is occupied.
+    /// Time in which the link of the first stage is occupied.
     fn communication_ms(&self) -> f64 {
         let step = self.measured(&self.samples[0]);
-        let instructions = 0..self.schedule.instructions.len();
+        let instructions = 0..self.stages[0].instructions.len();
         instructions.filter_map(|index| step.duration_ns(index)).sum::<u64>() as f64 / 1e6
+    }
+
+    /// A step lasts until its last stage ends.
+    fn predicted_ms(&self) -> Option<f64> {
+        let steps = self.predicted?.iter().map(|timeline| timeline.step.milliseconds());
+        Some(steps.fold(0.0, f64::max))
+    }
+
+    fn predicted_exposed_ms(&self) -> Option<f64> {
+        let exposed = self.predicted?.iter().map(|timeline| timeline.exposed.milliseconds());
+        Some(exposed.sum::<f64>() / self.stages.len() as f64)
+    }
+
+    fn arena_bytes(&self) -> u64 {
+        self.plans.iter().map(|plan| plan.bytes.0).max().unwrap_or(0)
     }
 }
 
@@ -64,10 +89,9 @@ fn work_of(recipe: &Recipe) -> (Keeps, &Layout) {
 
 /// The rows of one link.
 pub fn rows(cells: &[Cell<'_>], recipes: &[Recipe], label: &str, comm_ratio: Option<f64>) -> Vec<Row> {
-    let recipe = |cell: &Cell<'_>| recipes.iter().find(|recipe| recipe.label == cell.schedule.name);
+    let recipe = |cell: &Cell<'_>| recipes.iter().find(|recipe| recipe.label == cell.name());
     let kinds: Vec<Option<(Keeps, &Layout)>> = cells.iter().map(|cell| recipe(cell).map(work_of)).collect();
-    let baseline = cells.iter().find(|cell| cell.schedule.name.split(' ').next() == Some(BASELINE));
-    let predicted_ms = |cell: &Cell<'_>| cell.predicted.map(|predicted| predicted.step.milliseconds());
+    let baseline = cells.iter().find(|cell| cell.name().split(' ').next() == Some(BASELINE));
     let work: Vec<[f64; 2]> = cells.iter().map(|cell| [cell.compute_ms(), cell.communication_ms()]).collect();
     let least = |kind: &Option<(Keeps, &Layout)>, stream: usize| {
         let alike = work.iter().zip(&kinds).filter(|(_, other)| *other == kind);
@@ -77,9 +101,9 @@ pub fn rows(cells: &[Cell<'_>], recipes: &[Recipe], label: &str, comm_ratio: Opt
         let step_ms = cell.step_ms();
         let steps = cell.samples.iter().map(|sample| sample.step_ns as f64 / 1e6);
         let bound_ms = least(kind, 0).max(least(kind, 1));
-        let predicted_step_ms = predicted_ms(cell);
+        let predicted_step_ms = cell.predicted_ms();
         Row {
-            schedule: cell.schedule.name.clone(),
+            schedule: cell.name().to_owned(),
             comm_ratio,
             link: label.to_owned(),
             step_ms,
@@ -88,15 +112,15 @@ pub fn rows(cells: &[Cell<'_>], recipes: &[Recipe], label: &str, comm_ratio: Opt
             predicted_step_ms,
             speedup: baseline.map(|baseline| baseline.step_ms() / step_ms),
             predicted_speedup: baseline
-                .and_then(predicted_ms)
+                .and_then(Cell::predicted_ms)
                 .zip(predicted_step_ms)
                 .map(|(of, own)| of / own),
             bound_ms: Some(bound_ms),
             bound_ratio: Some(step_ms / bound_ms),
-            exposed_comm_ms: cell.median_ms(|sample| sample.exposed_ns(cell.schedule)),
-            predicted_exposed_comm_ms: cell.predicted.map(|predicted| predicted.exposed.milliseconds()),
+            exposed_comm_ms: cell.median_ms(|sample| sample.exposed_ns(cell.stages)),
+            predicted_exposed_comm_ms: cell.predicted_exposed_ms(),
             utilisation: cell.compute_ms() / step_ms,
-            arena_bytes: cell.plan.bytes.0,
+            arena_bytes: cell.arena_bytes(),
             loss: cell.samples.last().map_or(f64::NAN, |sample| sample.loss),
             rounds: cell.samples.len(),
         }

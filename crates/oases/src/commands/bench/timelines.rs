@@ -7,16 +7,16 @@ use oases_train::trial::Sample;
 use super::rows::Cell;
 use crate::report::bench::{BenchReport, Span, SpanKind, Timeline, TimelinePair, Track};
 
-/// The step nearest the median, and its prediction.
+/// The step nearest the median, and its prediction, of the first rank.
 pub fn pair(cell: &Cell<'_>, label: &str) -> TimelinePair {
     let median_ns = cell.step_ms() * 1e6;
     let distance = |sample: &&Sample| (sample.step_ns as f64 - median_ns).abs();
     let typical = cell.samples.iter().min_by(|a, b| distance(a).total_cmp(&distance(b)));
     TimelinePair {
-        schedule: cell.schedule.name.clone(),
+        schedule: cell.name().to_owned(),
         link: label.to_owned(),
         measured: typical.map(|sample| measured(cell, sample)),
-        predicted: cell.predicted.map(|predicted| simulated(cell.schedule, predicted)),
+        predicted: cell.predicted.map(|predicted| simulated(&cell.stages[0], &predicted[0])),
     }
 }
 
@@ -37,7 +37,7 @@ pub fn of_one_link(report: &BenchReport) -> BenchReport {
 
 fn measured(cell: &Cell<'_>, sample: &Sample) -> Timeline {
     let since = |ns: u64| ns.saturating_sub(sample.began_ns) as f64 / 1e6;
-    let instructions = cell.schedule.instructions.iter().zip(&sample.timings[0]);
+    let instructions = cell.stages[0].instructions.iter().zip(&sample.timings[0]);
     let mut spans: Vec<Span> = instructions
         .filter_map(|(instruction, timing)| {
             on_compute(instruction, since(timing.start_ns), since(timing.end_ns))
@@ -45,7 +45,7 @@ fn measured(cell: &Cell<'_>, sample: &Sample) -> Timeline {
         .collect();
     spans.extend(
         cell.measured(sample).on_link().swap_remove(0).into_iter().map(|run| {
-            on_link(&cell.schedule.instructions[run.start], since(run.begin_ns), since(run.end_ns))
+            on_link(&cell.stages[0].instructions[run.start], since(run.begin_ns), since(run.end_ns))
         }),
     );
     Timeline { step_ms: sample.step_ns as f64 / 1e6, spans }

@@ -35,7 +35,7 @@ pub fn profile(
         }
     }
     let references = subject.references(&needs, None);
-    subject.check_memory(references.iter().map(|reference| &reference.schedule))?;
+    subject.check_memory(references.iter().map(|reference| reference.stages.as_slice()))?;
     let counter = Counter::new(*terminal, (references.len() * (ROUNDS + 1)) as u64);
     counter.message("measuring what instructions take");
     let samples = subject.run(&references, ROUNDS, stop, &|_| counter.step())?;

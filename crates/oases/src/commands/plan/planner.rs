@@ -3,7 +3,9 @@
 use oases_plan::Costs;
 use oases_plan::assign::{self, Answer, Limits, NoAnswer, Problem, Solver};
 use oases_plan::planner::{Candidate, NoPlan, Planned, Task, plan_layout, solve_layout};
-use oases_schedule::{Bytes, Keep, Keeps, Layout, Model, Request, Schedule, Variant, Workspace};
+use oases_schedule::{
+    Bytes, Keep, Keeps, Layout, Model, Optimizer, Order, Request, Schedule, Stage, Variant, Workspace,
+};
 
 use super::super::plan_run;
 use crate::args::PlanSolver;
@@ -39,6 +41,9 @@ impl Setting {
         let request = Request {
             layers,
             layout: Layout::uniform(group, Schedule::blocks(layers)),
+            stage: Stage::whole(),
+            order: Order::default(),
+            optimizer: Optimizer::Whole,
             micro_batches: options.micro_batches,
             sub_batches: options.sub_batches,
             sequences: options.batch / options.micro_batches,

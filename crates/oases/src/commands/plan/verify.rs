@@ -114,9 +114,10 @@ impl Trial<'_> {
         stop: &AtomicBool,
         counter: impl Fn(usize) -> Counter,
     ) -> anyhow::Result<Option<Verification>> {
-        let schedules = &self.field.schedules;
+        let schedules: Vec<Vec<Schedule>> =
+            self.field.schedules.iter().map(|schedule| vec![schedule.clone()]).collect();
         let comparison =
-            Comparison::new(self.subject, schedules, Needs::default(), self.rounds, Execution::Real);
+            Comparison::new(self.subject, &schedules, Needs::default(), self.rounds, Execution::Real);
         comparison.check_memory()?;
         let counter = counter(comparison.steps());
         let compared = comparison.run(self.link, stop, &|name| {
@@ -124,8 +125,10 @@ impl Trial<'_> {
             counter.step();
         })?;
         counter.finish();
-        let Some(predicted) = compared.predicted.into_iter().collect() else { return Ok(None) };
-        let planned = comparison.plans().iter().map(|plan| plan.bytes).collect();
+        let predicted: Option<Vec<Vec<Timeline>>> = compared.predicted.into_iter().collect();
+        let Some(predicted) = predicted else { return Ok(None) };
+        let predicted = predicted.into_iter().flatten().collect();
+        let planned = comparison.plans().iter().flatten().map(|plan| plan.bytes).collect();
         Ok(self.verification(false, Outcome { samples: compared.samples, predicted, planned }))
     }
 
@@ -138,7 +141,9 @@ impl Trial<'_> {
     ) -> anyhow::Result<Option<Verification>> {
         let schedules = &self.field.schedules;
         let plans: Vec<Plan> = schedules.iter().map(|schedule| self.subject.plan(schedule)).collect();
-        let contender = |(schedule, plan)| timed(schedule, plan, costs, self.link);
+        let contender = |(schedule, plan)| {
+            timed(std::slice::from_ref(schedule), std::slice::from_ref(plan), costs, self.link)
+        };
         let contenders: Vec<Contender> =
             schedules.iter().zip(&plans).map(contender).collect::<Result<_, _>>()?;
         let predict = |(schedule, plan)| simulate(schedule, plan, costs).map_err(told);

@@ -122,7 +122,7 @@ pub(super) fn of_the_ends(config: &RunConfig) -> Option<BrokenRule> {
 /// Rule 15.
 pub(super) fn of_replicas(config: &RunConfig) -> Option<BrokenRule> {
     let (batch, micro_batches) = (config.train.batch, config.schedule.micro_batches);
-    let (replicas, tensor) = (replicas(config), config.parallel.tensor);
+    let (replicas, parallel) = (replicas(config), &config.parallel);
     if !divides(micro_batches, batch) {
         return None;
     }
@@ -134,22 +134,26 @@ pub(super) fn of_replicas(config: &RunConfig) -> Option<BrokenRule> {
     let batches: Vec<String> =
         [batch / unit * unit, (batch / unit + 1).saturating_mul(unit)].iter().map(usize::to_string).collect();
     let batches = if batch < unit { batches[1].clone() } else { batches.join(" or ") };
-    let fitting: Vec<usize> =
-        divisors(tensor).into_iter().filter(|degree| divides(tensor / degree, micro_batch)).collect();
+    let shared = |degree: &usize| divides(parallel.group() / degree, micro_batch);
+    let fitting: Vec<usize> = divisors(parallel.tensor).into_iter().filter(shared).collect();
+    let instead = match fitting.is_empty() {
+        false => format!("degrees with which this one can be shared: {}", near(&fitting, 1)),
+        true => format!(
+            "a `parallel.data` that divides a micro-batch: {}",
+            near(&divisors(micro_batch), parallel.data)
+        ),
+    };
     Some(BrokenRule {
-        keys: [&["train.batch", "schedule.micro_batches"], &LAYOUT[..]].concat(),
+        keys: [&["train.batch", "schedule.micro_batches", "parallel.data"], &LAYOUT[..]].concat(),
         message: format!(
             "a micro-batch of {micro_batch} sequences cannot be shared equally by the {replicas} replicas of a block"
         ),
-        hint: format!(
-            "a batch of {batches}, or degrees with which this one can be shared: {}",
-            near(&fitting, 1)
-        ),
+        hint: format!("a batch of {batches}, or {instead}"),
     })
 }
 
 /// The layout, if it can be read.
-fn readable(config: &RunConfig) -> Option<Layout> {
+pub(super) fn readable(config: &RunConfig) -> Option<Layout> {
     config.parallel.layout(config.model.layers).ok()
 }
 
@@ -158,7 +162,7 @@ fn distinct(layout: &Layout) -> BTreeSet<usize> {
 }
 
 /// A block by its place in a chain of `blocks`.
-fn name(position: usize, blocks: usize) -> String {
+pub(super) fn name(position: usize, blocks: usize) -> String {
     match position {
         0 => "embed".to_owned(),
         last if last + 1 == blocks => "head".to_owned(),

@@ -6,7 +6,7 @@ use oases_schedule::Grouping;
 
 use super::super::tests::region;
 use super::*;
-use crate::comm::{Operation, Tag};
+use crate::comm::{Group, Operation, Tag};
 
 /// 1 MB/s: an all-reduce of 250 elements between two ranks takes 1 ms, an all-gather of 1000 between four 3 ms.
 const LINK: Link = Link { bandwidth_bytes_per_s: 1e6, latency: Duration::ZERO };
@@ -15,28 +15,39 @@ const PAIRS: Grouping = Grouping::Cut { size: 2, stride: 1 };
 const FAR_PAIRS: Grouping = Grouping::Cut { size: 2, stride: 2 };
 const ALONE: Grouping = Grouping::Cut { size: 1, stride: 1 };
 
-/// A board, and a clock that stands still.
+/// A board, and a clock that goes as far as events are told.
 struct Fixture {
     board: Board,
     begin: Instant,
+    /// Per rank, the numbers of what it has started.
+    started: Vec<Vec<u64>>,
 }
 
 impl Fixture {
     fn new(ranks: usize) -> Fixture {
-        Fixture { board: Board::new(ranks, Some(LINK)), begin: Instant::now() }
+        Fixture::with_stages(ranks, 1)
+    }
+
+    fn with_stages(ranks: usize, stages: usize) -> Fixture {
+        let board = Board::new(ranks, stages, Some(LINK));
+        Fixture { board, begin: Instant::now(), started: vec![Vec::new(); ranks] }
     }
 
     fn at(&self, ms: u64) -> Instant {
         self.begin + Duration::from_millis(ms)
     }
 
+    fn call(&mut self, ms: u64, rank: usize, operation: Operation, group: Group, len: usize) {
+        let call = Call::starting(rank, self.started.len(), operation, group, Tag(0), 4 * len);
+        let (number, _) = self.board.start(rank, call, region(len, |_| 1.0), self.at(ms)).unwrap();
+        self.started[rank].push(number);
+    }
+
     /// Some ranks start their next collective.
     fn start<const N: usize>(&mut self, ms: u64, ranks: [usize; N], call: (Operation, Grouping), len: usize) {
-        let (operation, grouping) = call;
-        let call = Call::Collective { operation, grouping, tag: Tag(0), bytes: 4 * len };
-        let now = self.at(ms);
+        let world = self.started.len() as u32;
         for rank in ranks {
-            self.board.start(rank, call, region(len, |_| 1.0), now).unwrap();
+            self.call(ms, rank, call.0, Group::of_stage(0, world, call.1, rank as u32), len);
         }
     }
 
@@ -45,20 +56,46 @@ impl Fixture {
         self.start(ms, ranks, (Operation::AllReduceSum, grouping), 250);
     }
 
-    /// When a collective that has begun ends.
-    fn ends(&self, position: u64, rank: usize) -> Duration {
-        match self.board.progress(position, rank, self.begin) {
-            Progress::OnLink(ends) => ends - self.begin,
-            other => panic!("position {position} of rank {rank} is {other:?}"),
-        }
+    fn send(&mut self, ms: u64, from: usize, to: usize, len: usize) {
+        self.call(ms, from, Operation::Send, Group::pair(from as u32, to as u32), len);
     }
 
-    fn ends_ms(&self, position: u64) -> [u128; 4] {
+    fn receive(&mut self, ms: u64, from: usize, to: usize, len: usize) {
+        self.call(ms, to, Operation::Receive, Group::pair(from as u32, to as u32), len);
+    }
+
+    /// Both ends of a transfer at once.
+    fn transfer(&mut self, ms: u64, from: usize, to: usize, len: usize) {
+        self.send(ms, from, to, len);
+        self.receive(ms, from, to, len);
+    }
+
+    /// How far the collective is that `rank` was the `position`th to start.
+    fn progress(&mut self, position: usize, rank: usize, ms: u64) -> Progress {
+        let now = self.at(ms);
+        self.board.progress(self.started[rank][position], now)
+    }
+
+    /// When a collective ends, with nothing more to come before.
+    fn ends(&mut self, position: usize, rank: usize) -> Duration {
+        let number = self.started[rank][position];
+        for _ in 0..=self.board.collectives.len() {
+            // At the beginning all is still to come; time then goes on by what begins next.
+            match self.board.progress(number, self.begin) {
+                Progress::OnLink(ends) => return ends - self.begin,
+                Progress::Queued(Some(next)) => self.board.progress(number, next),
+                other => panic!("position {position} of rank {rank} is {other:?}"),
+            };
+        }
+        panic!("position {position} of rank {rank} never begins");
+    }
+
+    fn ends_ms(&mut self, position: usize) -> [u128; 4] {
         [0, 1, 2, 3].map(|rank| self.ends(position, rank).as_millis())
     }
 
-    fn missing(&self, position: u64, rank: usize) -> Vec<usize> {
-        self.board.missing(position, rank).collect()
+    fn missing(&self, position: usize, rank: usize) -> Vec<usize> {
+        self.board.missing(self.started[rank][position]).collect()
     }
 }
 
@@ -78,8 +115,7 @@ fn disjoint_groups_do_not_share_a_link_and_a_whole_collective_waits_for_all() {
     f.reduce(6, [0, 2], FAR_PAIRS);
     f.reduce(20, [1, 3], FAR_PAIRS);
     assert_eq!(f.ends_ms(3), [10, 21, 10, 21]);
-    let progress = |f: &Fixture, ms| f.board.progress(0, 0, f.at(ms));
-    assert_eq!([progress(&f, 0), progress(&f, 1)], [Progress::OnLink(f.at(1)), Progress::Working]);
+    assert_eq!([0, 1].map(|ms| f.progress(0, 0, ms)), [Progress::OnLink(f.at(1)), Progress::Working]);
 }
 
 #[test]
@@ -91,17 +127,17 @@ fn a_link_keeps_the_order_of_its_rank() {
     // Without rank 1, only 2 and 3 have come through: 0 has to wait for it, 2 for 0, and the last pair for both.
     assert_eq!(f.ends(0, 2), Duration::from_millis(1));
     for (position, rank) in [(1, 0), (1, 2), (2, 2), (2, 3)] {
-        assert_eq!(f.board.progress(position, rank, f.at(2)), Progress::Queued);
+        assert_eq!(f.progress(position, rank, 2), Progress::Queued(None));
     }
     for (position, rank) in [(0, 0), (1, 3), (2, 0)] {
-        assert_eq!(f.board.progress(position, rank, f.at(2)), Progress::Missing);
+        assert_eq!(f.progress(position, rank, 2), Progress::Missing);
     }
     for (position, rank) in [(0, 0), (1, 0), (1, 2), (1, 3), (2, 0), (2, 2), (2, 3)] {
         assert_eq!(f.missing(position, rank), [1]);
     }
     f.reduce(5, [1], PAIRS);
     assert_eq!([f.ends(0, 1), f.ends(1, 0), f.ends(1, 2)], [6, 7, 7].map(Duration::from_millis));
-    assert_eq!(f.board.progress(2, 3, f.at(5)), Progress::Queued);
+    assert_eq!(f.progress(2, 3, 7), Progress::Queued(None));
     f.reduce(9, [1], FAR_PAIRS);
     assert_eq!(f.ends_ms(1), [7, 10, 7, 10]);
     assert_eq!(f.ends(2, 3), Duration::from_millis(11));
@@ -115,10 +151,81 @@ fn a_rank_alone_uses_no_link() {
     f.start(0, [0, 1], (Operation::AllReduceSum, Grouping::Whole), 250);
     f.start(0, [0], (Operation::AllGather, ALONE), 250);
     let mut regions = Vec::new();
-    let claim = f.board.claim_at(1, 0, &mut regions).unwrap();
+    let claim = f.board.claim_of(f.started[0][1], &mut regions).unwrap();
     assert!(f.board.finish(&claim, &mut regions));
-    assert_eq!(f.board.progress(1, 0, f.begin), Progress::Done);
-    assert_eq!(f.board.progress(0, 0, f.begin), Progress::OnLink(f.at(1)));
+    assert_eq!(f.progress(1, 0, 0), Progress::Done);
+    assert_eq!(f.progress(0, 0, 0), Progress::OnLink(f.at(1)));
+}
+
+#[test]
+fn a_link_carries_one_transfer_each_way_and_a_collective_on_both() {
+    // Three stages of one rank, 250 elements in 1 ms.
+    let mut f = Fixture::with_stages(3, 3);
+    // Both ways at once between 0 and 1; a transfer ends as late as the slower end starts.
+    f.transfer(0, 0, 1, 1000);
+    f.send(0, 1, 0, 500);
+    f.receive(1, 1, 0, 500);
+    assert_eq!(
+        [f.ends(0, 0), f.ends(0, 1), f.ends(1, 0), f.ends(1, 1)],
+        [4, 4, 3, 3].map(Duration::from_millis)
+    );
+    // Rank 1 sends to 2 behind what it sends to 0; 2 receives from 0 behind that, since both come in there.
+    f.transfer(1, 1, 2, 500);
+    assert_eq!(f.progress(2, 1, 2), Progress::Queued(Some(f.at(3))));
+    f.transfer(2, 0, 2, 250);
+    assert_eq!(f.ends(2, 1), Duration::from_millis(5));
+    assert_eq!(f.ends(1, 2), Duration::from_millis(6));
+    // A sum of 1 and 2 needs both directions of both: 1's from 5 ms on, 2's from 6.
+    for rank in [1, 2] {
+        f.call(3, rank, Operation::AllReduceSum, Group::pair(1, 2), 500);
+    }
+    assert_eq!(f.ends(3, 1), Duration::from_millis(8));
+    // Meanwhile 0 receives from nobody and sends to nobody: with 1 it has to wait, and 8 ms is when both begin.
+    f.transfer(6, 1, 0, 250);
+    f.transfer(6, 0, 1, 250);
+    assert_eq!([f.ends(4, 1), f.ends(5, 1)], [9, 9].map(Duration::from_millis));
+}
+
+#[test]
+fn a_transfer_goes_past_a_collective_whose_links_are_busy() {
+    // Two stages of two ranks. 1 ms for 250 elements.
+    let mut f = Fixture::with_stages(4, 2);
+    let [upper, lower] = [Group::pair(0, 1), Group::pair(2, 3)];
+    for rank in [0, 1] {
+        f.transfer(0, rank, rank + 2, 1000);
+        f.call(1, rank, Operation::AllReduceSum, upper, 250);
+    }
+    // The upper stage's sum waits until 4 ms for the outgoing directions; what comes in goes past it.
+    for rank in [0, 1] {
+        f.transfer(2, rank + 2, rank, 250);
+    }
+    for rank in [0, 1] {
+        assert_eq!(f.ends(2, rank), Duration::from_millis(3));
+        assert_eq!(f.ends(1, rank), Duration::from_millis(5));
+    }
+    // The lower stage's sum waits for the same, and the next transfer down has waited less than both.
+    for rank in [2, 3] {
+        f.call(3, rank, Operation::AllReduceSum, lower, 250);
+    }
+    f.transfer(3, 1, 3, 250);
+    assert_eq!(f.ends(2, 2), Duration::from_millis(5));
+    assert_eq!(f.ends(3, 1), Duration::from_millis(6));
+}
+
+#[test]
+fn of_several_that_could_begin_the_one_that_has_waited_longest_does() {
+    let mut f = Fixture::with_stages(3, 3);
+    f.transfer(0, 0, 1, 1000);
+    // All need rank 0's outgoing direction, free at 4 ms; the sends came in the opposite order.
+    f.send(0, 0, 2, 250);
+    f.transfer(1, 0, 1, 250);
+    f.receive(2, 0, 2, 250);
+    for rank in [0, 1] {
+        f.call(3, rank, Operation::AllReduceSum, Group::pair(0, 1), 250);
+    }
+    assert_eq!(f.ends(2, 0), Duration::from_millis(5));
+    assert_eq!(f.ends(1, 0), Duration::from_millis(6));
+    assert_eq!(f.ends(3, 0), Duration::from_millis(7));
 }
 
 /// Numbers without a pattern, but the same in every run.
@@ -181,7 +288,7 @@ fn links_keep_to_the_definition_in_any_order_of_events() {
             started[rank].push(Duration::from_millis(now_ms));
             f.start(now_ms, [rank], (Operation::AllReduceSum, grouping), LEN);
         }
-        for (position, ends) in (0..).zip(ends_by_definition(&program, &started, 4 * LEN)) {
+        for (position, ends) in ends_by_definition(&program, &started, 4 * LEN).into_iter().enumerate() {
             for (rank, end) in ends.into_iter().enumerate() {
                 let Some(end) = end else { continue };
                 assert_eq!(f.ends(position, rank), end, "position {position}, rank {rank} of {program:?}");

@@ -1,0 +1,177 @@
+//! Every way to spread a run over ranks trains alike: data × pipeline × tensor, each order, sharded optimizers, checkpoints between them.
+
+use std::path::Path;
+use std::time::Duration;
+
+use oases_exec::CpuBackend;
+use oases_schedule::{Cut, Keeps, Layout, Model, Optimizer, Order, Schedule, Stages, Variant};
+use oases_train::{Event, Job, OptimizerOptions, Options};
+
+const STEPS: u64 = 20;
+const LAYERS: u32 = 3;
+
+/// How a run is spread.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    /// Data, pipeline, tensor.
+    mesh: [u32; 3],
+    schedule: &'static str,
+    order: Order,
+    chunks: u32,
+    moments: Optimizer,
+}
+
+impl Case {
+    fn new(mesh: [u32; 3], schedule: &'static str) -> Case {
+        Case { mesh, schedule, order: Order::default(), chunks: 1, moments: Optimizer::Whole }
+    }
+}
+
+/// Near-equal chunks.
+fn stages(count: u32, chunks: u32) -> Stages {
+    let (blocks, all) = (Schedule::blocks(LAYERS), (count * chunks) as usize);
+    Stages::new(count, (0..all).map(|chunk| chunk * blocks / all).collect(), true)
+}
+
+fn options(folder: &Path, case: Case, steps: u64) -> Options {
+    let [data, pipeline, tensor] = case.mesh;
+    let text = folder.join("text.txt");
+    if !text.exists() {
+        let sentence = |n: u32| format!("The whale number {n} swam {} leagues to the east. ", n * n % 97);
+        std::fs::write(&text, (0..200).map(sentence).collect::<String>()).unwrap();
+    }
+    Options {
+        model: Model { dropout: 0.1, ..Model::gpt(LAYERS, 32, 8, 8, 256) },
+        layout: Layout::new(data * tensor, vec![tensor; Schedule::blocks(LAYERS)]),
+        stages: stages(pipeline, case.chunks),
+        order: case.order,
+        moments: case.moments,
+        variant: Variant::find(case.schedule).unwrap(),
+        sub_batches: if data == 8 { 1 } else { 2 },
+        keep: Keeps::AsScheduled,
+        pieces: 2,
+        cut: Cut::Rows,
+        micro_batches: 4,
+        batch: 32,
+        text: vec![text],
+        validation: 0.1,
+        link: None,
+        optimizer: OptimizerOptions {
+            learning_rate: 1e-2,
+            warmup: 2,
+            final_share: 0.1,
+            beta1: 0.9,
+            beta2: 0.95,
+            epsilon: 1e-8,
+            weight_decay: 0.1,
+            clip: 1.0,
+        },
+        steps,
+        seed: 3,
+        eval_every: 10,
+        checkpoint_every: 10,
+        keep_checkpoints: 4,
+        timeout: Duration::from_secs(60),
+        dir: folder.join("run"),
+        config: String::new(),
+        resume: false,
+        trace: false,
+        fault: None,
+    }
+}
+
+/// The losses of the steps, and the last validation loss.
+fn losses(options: Options) -> Vec<f64> {
+    let workspace = CpuBackend::workspace(&options.model);
+    let job = Job::prepare(options, workspace).unwrap();
+    let mut losses = Vec::new();
+    let mut listen = |event: &Event| {
+        if let Event::Step(metrics) = event {
+            losses.push(metrics.loss);
+            losses.extend(metrics.val_loss);
+        }
+    };
+    oases_train::train(job, &mut listen).unwrap();
+    losses
+}
+
+fn run(case: Case) -> Vec<f64> {
+    let folder = tempfile::tempdir().unwrap();
+    losses(options(folder.path(), case, STEPS))
+}
+
+#[track_caller]
+fn assert_close(found: &[f64], expected: &[f64], what: &dyn std::fmt::Debug) {
+    assert_eq!(found.len(), expected.len(), "{what:?}");
+    for (step, (found, expected)) in found.iter().zip(expected).enumerate() {
+        assert!((found - expected).abs() < 2e-5, "{what:?} at {step}: {found} instead of {expected}");
+    }
+}
+
+/// Every layout of up to 8 ranks whose degrees are powers of two, and some others, each with another schedule.
+#[test]
+fn every_layout_gives_the_losses_of_one_rank() {
+    let expected = run(Case::new([1, 1, 1], "none"));
+    assert!(expected[0] - expected[STEPS as usize - 1] > 0.5, "{expected:?}");
+    let names = ["oases", "megatron", "oases-dual", "domino", "oases-w", "merak", "decomposed", "cross-pass"];
+    let mut names = names.into_iter().cycle();
+    for data in [1, 2, 4, 8] {
+        for pipeline in [1, 2, 3, 4, 5, 8] {
+            for tensor in [1, 2, 4, 8].into_iter().filter(|tensor| data * pipeline * tensor <= 8) {
+                let case = Case::new([data, pipeline, tensor], names.next().unwrap());
+                assert_close(&run(case), &expected, &case);
+            }
+        }
+    }
+}
+
+#[test]
+fn orders_of_a_pipeline_change_no_loss() {
+    let plain = run(Case::new([1, 2, 1], "oases"));
+    for schedule in ["oases", "none", "megatron", "oases-w"] {
+        let case = Case { order: Order::ZeroBubble, ..Case::new([1, 2, 1], schedule) };
+        assert_close(&run(case), &plain, &case);
+        let case = Case { chunks: 2, ..Case::new([1, 2, 1], schedule) };
+        assert_close(&run(case), &plain, &case);
+    }
+}
+
+#[test]
+fn sharded_moments_change_no_bit() {
+    for mesh in [[2, 1, 1], [2, 2, 1], [3, 1, 2], [2, 2, 2]] {
+        let whole = Case::new(mesh, "oases");
+        let sharded = Case { moments: Optimizer::Sharded, ..whole };
+        let batch = |folder: &Path, case| Options { batch: 24 * 2, ..options(folder, case, STEPS) };
+        let [whole, sharded] = [whole, sharded].map(|case| {
+            let folder = tempfile::tempdir().unwrap();
+            losses(batch(folder.path(), case))
+        });
+        assert_eq!(whole.iter().map(|loss| loss.to_bits()).collect::<Vec<_>>(), bits(&sharded), "{mesh:?}");
+    }
+}
+
+fn bits(losses: &[f64]) -> Vec<u64> {
+    losses.iter().map(|loss| loss.to_bits()).collect()
+}
+
+/// A checkpoint does not know the layout that it was written at.
+#[test]
+fn a_checkpoint_goes_on_at_any_layout() {
+    let written = Case { moments: Optimizer::Sharded, ..Case::new([2, 2, 2], "oases") };
+    let whole = run(written);
+    for mesh in [[2, 2, 2], [1, 1, 1], [4, 1, 2], [1, 4, 2]] {
+        for moments in [Optimizer::Whole, Optimizer::Sharded] {
+            let folder = tempfile::tempdir().unwrap();
+            let first = Options { steps: STEPS, ..options(folder.path(), written, STEPS) };
+            losses(first);
+            std::fs::remove_file(folder.path().join("run/checkpoints/step-00000020.safetensors")).unwrap();
+            let case = Case { mesh, moments, ..written };
+            let resumed = losses(Options { resume: true, ..options(folder.path(), case, STEPS) });
+            // Ten steps and a validation loss were done.
+            assert_close(&resumed, &whole[11..], &case);
+            if mesh == written.mesh {
+                assert_eq!(bits(&resumed), bits(&whole[11..]), "{case:?}");
+            }
+        }
+    }
+}
