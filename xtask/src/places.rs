@@ -63,7 +63,7 @@ const CLOCKS: &[&str] = &[
     // Steps of schedules that are compared.
     "crates/oases-train/src/trial.rs",
     // How long a rank may keep the others waiting.
-    "crates/oases-train/src/launch.rs",
+    "crates/oases-train/src/launch",
     // The day of a profile.
     "crates/oases/src/commands/measuring.rs",
     // How long planning takes.

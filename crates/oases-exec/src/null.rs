@@ -14,7 +14,7 @@ use crate::operators::{Accumulate, AdamW, Attention, Dropout, Mat, ParameterStat
 pub struct NullBackend<F> {
     /// Virtual memory only: what is never touched costs nothing.
     arena: Arena,
-    ranks: usize,
+    slots: usize,
     duration: F,
     /// By how much earlier sleeps lasted too long; later ones are shorter by it.
     overslept: Duration,
@@ -31,10 +31,11 @@ pub fn scaled(link: Link) -> Link {
 }
 
 impl<F: FnMut(usize) -> Duration> NullBackend<F> {
-    /// A backend for one of `ranks` ranks, on an arena of this size, whose instructions last `duration`, asked by their index.
-    pub fn new(bytes: Bytes, ranks: usize, duration: F) -> Result<NullBackend<F>, ArenaError> {
+    /// A backend on an arena of this size, whose instructions last `duration`, asked by their index. `slots` is a multiple of the size
+    /// of every group that gathers or scatters: the ranks of a pipeline stage, say.
+    pub fn new(bytes: Bytes, slots: usize, duration: F) -> Result<NullBackend<F>, ArenaError> {
         let arena = Arena::new(bytes.0 as usize)?;
-        Ok(NullBackend { arena, ranks, duration, overslept: Duration::ZERO, touched: 0 })
+        Ok(NullBackend { arena, slots, duration, overslept: Duration::ZERO, touched: 0 })
     }
 }
 
@@ -64,9 +65,9 @@ impl<F: FnMut(usize) -> Duration> Backend for NullBackend<F> {
         self.touched = 0;
     }
 
-    /// The head of the buffer stands for all of it, cut so that it still has a slot per rank.
+    /// The head of the buffer stands for all of it, cut so that it still has a slot per member of any group.
     fn lend(&mut self, span: Span) -> Region {
-        let unit = size_of::<f32>() * self.ranks;
+        let unit = size_of::<f32>() * self.slots;
         let bytes = span.bytes.div_ceil(SCALE).next_multiple_of(unit).min(span.bytes);
         self.arena.lend(Span { bytes, ..span })
     }

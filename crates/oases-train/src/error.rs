@@ -145,7 +145,7 @@ impl Error {
     }
 
     /// Whether it only tells of another rank's failure.
-    pub(crate) fn is_consequence(&self) -> bool {
+    pub fn is_consequence(&self) -> bool {
         matches!(self, Self::Communicator { consequence: true, .. })
     }
 

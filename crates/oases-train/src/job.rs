@@ -1,6 +1,8 @@
 //! A run, prepared: everything that is decided before the first rank starts, and shared by all ranks.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use oases_exec::Program;
 use oases_schedule::passes::EVALUATE;
@@ -8,6 +10,8 @@ use oases_schedule::{Bytes, Model, Purpose, Request, Stage, Statics, Workspace};
 
 use crate::checkpoint::{Checkpoint, Description, Kind, Metadata, TensorSpec};
 use crate::data::{self, Tokens, TrainData, ValidationData};
+#[cfg(feature = "mpi")]
+use crate::digest::Digest;
 use crate::error::{Error, Result};
 use crate::learning_rate::LearningRate;
 use crate::options::Options;
@@ -34,6 +38,8 @@ pub struct Job {
     pub validation_data: ValidationData,
     /// Learning rate by step.
     pub learning_rate: LearningRate,
+    /// Set from outside to have all ranks write a checkpoint and end after the step at hand.
+    pub stop: Arc<AtomicBool>,
 }
 
 /// The schedule of a step, as the options ask for it. Refuses models and batches that cannot be cut so.
@@ -104,7 +110,7 @@ impl Job {
         )?;
         let stage = |index| stage_job(&options, &request, index, workspace);
         let stages = (0..options.stages.count()).map(stage).collect();
-        Ok(Job { stages, train_data, validation_data, learning_rate, options })
+        Ok(Job { stages, train_data, validation_data, learning_rate, options, stop: Arc::default() })
     }
 
     /// The stage of a rank, and the rank's place in it.
@@ -122,6 +128,19 @@ impl Job {
     pub fn total_arena_bytes(&self) -> Bytes {
         let of_stages: u64 = self.stages.iter().map(|stage| stage.arena_bytes().0).sum();
         Bytes(of_stages * u64::from(self.options.layout.group()))
+    }
+
+    /// What must be the same on all ranks, each with its digest.
+    #[cfg(feature = "mpi")]
+    pub(crate) fn facts(&self) -> [(&'static str, u64); 4] {
+        let text = |text: &str| Digest::default().text(text).finish();
+        let schedules: String = self.stages.iter().map(|stage| stage.train.schedule.to_string()).collect();
+        [
+            ("the program's version", text(env!("CARGO_PKG_VERSION"))),
+            ("the configuration", text(&self.options.config)),
+            ("the schedule", text(&schedules)),
+            ("the training text", self.train_data.digest()),
+        ]
     }
 
     /// Tokens that one step trains on.

@@ -1,4 +1,8 @@
-//! Starts the ranks of a run as threads of this process, follows them, and ends the run when one of them fails.
+//! Starts the ranks of a run as threads of this process, follows them, and ends the run when one of them fails. Ranks that are
+//! processes are in `processes`.
+
+#[cfg(feature = "mpi")]
+pub mod processes;
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -7,9 +11,9 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use oases_exec::arena::Arena;
-use oases_exec::comm::local::{LocalCommunicator, LocalOptions, group};
-use oases_exec::comm::probe;
+use oases_exec::arena::{Arena, Region};
+use oases_exec::comm::local::{LocalOptions, group};
+use oases_exec::comm::{Communicator, HostGroup, probe};
 use oases_exec::{CpuBackend, Interpreter, Progress};
 use oases_schedule::Bytes;
 
@@ -25,56 +29,111 @@ use crate::run_dir::RunDir;
 /// How long the other ranks get to end by themselves after one has failed.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Trains with ranks as threads, each on the CPU backend. `listen` is told what happens, on the calling thread.
-pub fn train(job: Job, listen: &mut dyn FnMut(&Event)) -> Result<Summary> {
-    let options = &job.options;
-    let folder = if options.resume {
-        RunDir::resume(&options.dir)?
-    } else {
-        RunDir::create(&options.dir, &options.config)?
-    };
-    let latest = if options.resume { folder.checkpoints()?.latest()? } else { None };
-    let (checkpoint, passed_over) = match latest {
-        Some(latest) => (Some(latest.checkpoint), latest.passed_over),
-        None => (None, Vec::new()),
-    };
-    if let Some(checkpoint) = &checkpoint {
-        job.expect(checkpoint)?;
-    }
-    let step = checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.metadata().step);
-    if options.resume {
-        if step == options.steps && folder.paths().summary().exists() {
-            let message = format!("{} has done all its {step} steps", options.dir.display());
-            return Err(Error::configuration(message).with_hint("raise train.steps to go on with it"));
-        }
-        folder.write_config(&options.config)?;
-        folder.remove_summary()?;
-    }
-    listen(&Event::Started {
-        step,
-        resumed_from: checkpoint.as_ref().map(|checkpoint| checkpoint.path().to_owned()),
-        passed_over: passed_over.iter().map(Error::to_string).collect(),
-    });
+/// How a run ended that did not fail.
+#[derive(Clone, Debug)]
+pub enum Outcome {
+    /// All its steps are done.
+    Finished(Box<Summary>),
+    /// It was asked to stop, and has left a checkpoint of this step.
+    Stopped {
+        /// Steps done.
+        step: u64,
+    },
+    /// This process runs another rank than 0, which tells.
+    ToldByRankZero,
+}
 
-    let began = Instant::now();
+/// Trains with ranks as threads, each on the CPU backend. `listen` is told what happens, on the calling thread.
+pub fn train(job: Job, listen: &mut dyn FnMut(&Event)) -> Result<Outcome> {
+    let opened = Opened::new(&job)?;
+    opened.tell(listen);
     let job = Arc::new(job);
     let (messages, inbox) = channel();
-    let checkpoints = folder.checkpoints()?;
-    let chronicle = Chronicle { log: folder.metrics(step)?, messages: messages.clone() };
-    let mut course = Course { metrics: folder.read_metrics()?, checkpoint: None };
-    start_ranks(&job, checkpoint.map(Arc::new), &checkpoints, chronicle, &messages)?;
+    let checkpoints = opened.folder.checkpoints()?;
+    let chronicle = opened.chronicle(&messages)?;
+    let mut course = opened.course()?;
+    let began = Instant::now();
+    start_ranks(&job, opened.checkpoint.clone(), &checkpoints, chronicle, &messages)?;
     drop(messages);
+    let reports = follow(&inbox, job.options.ranks() as usize, &mut course, listen)?;
+    opened.finish(&job, &course, reports, began.elapsed(), listen)
+}
 
-    let mut reports = follow(&inbox, job.options.ranks() as usize, &mut course, listen)?;
-    reports.sort_by_key(|report| report.rank);
-    let timings: Vec<_> = reports.iter_mut().map(|report| std::mem::take(&mut report.timings)).collect();
-    if timings.iter().all(|timings| !timings.is_empty()) {
-        let programs = job.stages.iter().map(|stage| stage.train.clone()).collect();
-        listen(&Event::Traced { step: job.options.steps, programs, timings });
+/// The run folder, and where the run stands.
+struct Opened {
+    folder: RunDir,
+    checkpoint: Option<Arc<Checkpoint>>,
+    passed_over: Vec<Error>,
+    /// Steps already done.
+    step: u64,
+}
+
+impl Opened {
+    fn new(job: &Job) -> Result<Opened> {
+        let options = &job.options;
+        let folder = if options.resume {
+            RunDir::resume(&options.dir)?
+        } else {
+            RunDir::create(&options.dir, &options.config)?
+        };
+        let latest = if options.resume { folder.checkpoints()?.latest()? } else { None };
+        let (checkpoint, passed_over) = match latest {
+            Some(latest) => (Some(latest.checkpoint), latest.passed_over),
+            None => (None, Vec::new()),
+        };
+        if let Some(checkpoint) = &checkpoint {
+            job.expect(checkpoint)?;
+        }
+        let step = checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.metadata().step);
+        if options.resume {
+            if step == options.steps && folder.paths().summary().exists() {
+                let message = format!("{} has done all its {step} steps", options.dir.display());
+                return Err(Error::configuration(message).with_hint("raise train.steps to go on with it"));
+            }
+            folder.write_config(&options.config)?;
+            folder.remove_summary()?;
+        }
+        Ok(Opened { folder, checkpoint: checkpoint.map(Arc::new), passed_over, step })
     }
-    let summary = course.summary(&job, step, began.elapsed(), &reports);
-    folder.write_summary(&summary)?;
-    Ok(summary)
+
+    fn tell(&self, listen: &mut dyn FnMut(&Event)) {
+        listen(&Event::Started {
+            step: self.step,
+            resumed_from: self.checkpoint.as_ref().map(|checkpoint| checkpoint.path().to_owned()),
+            passed_over: self.passed_over.iter().map(Error::to_string).collect(),
+        });
+    }
+
+    fn chronicle(&self, messages: &Sender<Message>) -> Result<Chronicle> {
+        Ok(Chronicle { log: self.folder.metrics(self.step)?, messages: messages.clone() })
+    }
+
+    fn course(&self) -> Result<Course> {
+        Ok(Course { metrics: self.folder.read_metrics()?, checkpoint: None })
+    }
+
+    /// Tells how the last step went, and writes the summary, unless the run was stopped before its end.
+    fn finish(
+        &self,
+        job: &Job,
+        course: &Course,
+        mut reports: Vec<RankReport>,
+        elapsed: Duration,
+        listen: &mut dyn FnMut(&Event),
+    ) -> Result<Outcome> {
+        reports.sort_by_key(|report| report.rank);
+        if let Some(step) = reports.iter().map(|report| report.done).find(|done| *done < job.options.steps) {
+            return Ok(Outcome::Stopped { step });
+        }
+        let timings: Vec<_> = reports.iter_mut().map(|report| std::mem::take(&mut report.timings)).collect();
+        if timings.iter().all(|timings| !timings.is_empty()) {
+            let programs = job.stages.iter().map(|stage| stage.train.clone()).collect();
+            listen(&Event::Traced { step: job.options.steps, programs, timings });
+        }
+        let summary = course.summary(job, self.step, elapsed, &reports);
+        self.folder.write_summary(&summary)?;
+        Ok(Outcome::Finished(Box::new(summary)))
+    }
 }
 
 /// What reaches the thread that follows the ranks.
@@ -108,21 +167,9 @@ fn start_ranks(
         let (job, checkpoint, checkpoints) = (Arc::clone(job), checkpoint.clone(), checkpoints.clone());
         let (chronicle, messages) = (chronicle.take(), messages.clone());
         let body = move || {
-            let interpreter = Interpreter::new(job.place_of(rank as u32).1, began);
-            let progress = interpreter.progress();
-            let run = AssertUnwindSafe(|| {
-                run_rank(
-                    &job,
-                    rank as u32,
-                    arena,
-                    communicator,
-                    interpreter,
-                    (checkpoints, chronicle),
-                    checkpoint.as_deref(),
-                )
-            });
-            let outcome =
-                catch_unwind(run).unwrap_or_else(|panic| Err(panicked(rank, &progress, panic.as_ref())));
+            let host = communicator.host_group();
+            let ends = (communicator, host);
+            let outcome = run_rank(&job, arena, ends, began, (checkpoints, chronicle), checkpoint.as_deref());
             // The follower may be gone already, if another rank's failure has ended the run.
             let _ = messages.send(Message::Ended(outcome));
         };
@@ -142,38 +189,44 @@ fn new_arena(bytes: Bytes) -> Result<Arena> {
     })
 }
 
-fn run_rank(
+/// Runs one rank on this thread. A panic becomes an error; it has failed the communicator.
+fn run_rank<C: Communicator<Region>, H: HostGroup>(
     job: &Job,
-    rank: u32,
     arena: Arena,
-    mut communicator: LocalCommunicator,
-    interpreter: Interpreter,
+    (mut communicator, host): (C, H),
+    began: Instant,
     (checkpoints, chronicle): (Checkpoints, Option<Chronicle>),
     checkpoint: Option<&Checkpoint>,
 ) -> Result<RankReport> {
-    probe(&mut communicator, job.stages.len())
-        .map_err(|error| Error::communicator(&error, " (start-up probe)"))?;
-    let host = communicator.host_group();
-    let batch = Batch::with_capacity(job.options.batch as usize, job.options.model.sequence);
-    let backend = CpuBackend::new(arena);
-    let (stage, tp_rank) = job.place_of(rank);
-    let parts = stage.train.schedule.parts.len().max(stage.evaluate.schedule.parts.len());
-    let losses = vec![0.0; parts];
-    let mut rank = Rank {
-        job,
-        stage,
-        rank,
-        tp_rank,
-        backend,
-        communicator,
-        host,
-        interpreter,
-        checkpoints,
-        chronicle,
-        batch,
-        losses,
-    };
-    rank.run(checkpoint)
+    let rank = communicator.rank();
+    let (stage, tp_rank) = job.place_of(rank as u32);
+    let interpreter = Interpreter::new(tp_rank, began);
+    let progress = interpreter.progress();
+    let run = AssertUnwindSafe(|| {
+        probe(&mut communicator, job.stages.len())
+            .map_err(|error| Error::communicator(&error, " (start-up probe)"))?;
+        let batch = Batch::with_capacity(job.options.batch as usize, job.options.model.sequence);
+        let backend = CpuBackend::new(arena);
+        let parts = stage.train.schedule.parts.len().max(stage.evaluate.schedule.parts.len());
+        let losses = vec![0.0; parts];
+        let rank = rank as u32;
+        let mut rank = Rank {
+            job,
+            stage,
+            rank,
+            tp_rank,
+            backend,
+            communicator,
+            host,
+            interpreter,
+            checkpoints,
+            chronicle,
+            batch,
+            losses,
+        };
+        rank.run(checkpoint)
+    });
+    catch_unwind(run).unwrap_or_else(|panic| Err(panicked(rank, &progress, panic.as_ref())))
 }
 
 fn panicked(rank: usize, progress: &Progress, panic: &(dyn Any + Send)) -> Error {
@@ -221,6 +274,7 @@ fn follow(
 }
 
 /// What has been recorded of the run so far, also before a resume.
+#[derive(Default)]
 struct Course {
     metrics: Vec<StepMetrics>,
     checkpoint: Option<String>,

@@ -4,8 +4,10 @@
 //! A controller that sends commands to ranks would be one more thing that can fail, and could not become a process per
 //! rank without a protocol of its own.
 
+mod agreement;
 pub mod checkpoint;
 pub mod data;
+mod digest;
 mod error;
 mod event;
 mod generate;
@@ -28,5 +30,7 @@ pub use error::{Error, Result};
 pub use event::Event;
 pub use generate::Generator;
 pub use job::{Job, request};
-pub use launch::train;
+#[cfg(feature = "mpi")]
+pub use launch::processes;
+pub use launch::{Outcome, train};
 pub use options::{Fault, FaultKind, OptimizerOptions, Options};

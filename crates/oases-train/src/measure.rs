@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 
 use oases_exec::Timing;
 use oases_schedule::{
-    BlockId, CollectiveId, CollectiveKind, Grouping, Instruction, Operation, Pass, Plan, Schedule, Stage,
-    collective_bytes,
+    BlockId, CollectiveId, CollectiveKind, Grouping, Instruction, Operation, Optimizer, Pass, Plan, Schedule,
+    Stage, collective_bytes,
 };
 
 use crate::trial::Sample;
@@ -92,8 +92,8 @@ pub struct Measurement {
 }
 
 impl Measurement {
-    /// Adds one step, given the schedule and the memory plan of each stage. Of a step with mixed TMP degrees or several stages only
-    /// what plain steps lack: a forward behind a border, say, has no input to complete, and its optimizer works at several
+    /// Adds one step, given the schedule and the memory plan of each stage. Of a step with mixed TMP degrees, several stages or a
+    /// sharded optimizer only what plain steps lack: a forward behind a border, say, has no input to complete, and its optimizer works at several
     /// degrees or on some of the blocks.
     pub fn add(&mut self, stages: &[Schedule], plans: &[Plan], sample: &Sample) {
         let group = sample.timings.len() / stages.len();
@@ -104,9 +104,11 @@ impl Measurement {
 
     fn add_stage(&mut self, schedule: &Schedule, plan: &Plan, timings: &[Vec<Timing>]) {
         let uniform = schedule.layout.uniform_degree();
-        let plain = uniform.is_some() && schedule.stage == Stage::whole();
+        let plain =
+            uniform.is_some() && schedule.stage == Stage::whole() && schedule.optimizer == Optimizer::Whole;
         for (index, instruction) in schedule.instructions.iter().enumerate() {
-            if !plain && !at_borders(instruction) {
+            let shares = schedule.optimizer == Optimizer::Sharded && of_replicas(instruction);
+            if !plain && !shares && !at_borders(instruction) {
                 continue;
             }
             if let Instruction::Start { kind, collective, grouping, .. } = *instruction {
@@ -136,6 +138,14 @@ fn at_borders(instruction: &Instruction) -> bool {
         Instruction::Reshard { .. }
             | Instruction::Complete { .. }
             | Instruction::Start { collective: CollectiveId::Reshard { .. }, .. }
+    )
+}
+
+/// Whether the instruction starts the sum of gradients over replicas, or gathers weights from them.
+fn of_replicas(instruction: &Instruction) -> bool {
+    matches!(
+        instruction,
+        Instruction::Start { collective: CollectiveId::Replicas(_) | CollectiveId::Weights(_), .. }
     )
 }
 

@@ -49,6 +49,8 @@ pub struct Options {
     pub eval_every: u64,
     /// Steps between checkpoints; the last step always has one.
     pub checkpoint_every: u64,
+    /// Steps between comparisons of the weights that several ranks hold; they are compared before the first step too.
+    pub check_every: u64,
     /// Checkpoints to keep.
     pub keep_checkpoints: usize,
     /// How long ranks wait for each other.

@@ -1,13 +1,15 @@
 //! The loop of one rank. Every rank of the group runs the same loop on the same samples; rank 0 also keeps the run folder.
 
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::Sender;
 use std::time::Instant;
 
 use oases_exec::comm::{Communicator, CommunicatorError, HostGroup};
 use oases_exec::philox::key_from_seed;
 use oases_exec::{AdamW, Backend, Interpreter, Interrupted, Program, StepInputs, Timing};
-use oases_schedule::{BlockId, Bytes, Role, Span, Statics};
+use oases_schedule::{BlockId, Bytes, Role, Span};
 
+use crate::agreement::{all_succeed, same_where_shared};
 use crate::checkpoint::{Checkpoint, Checkpoints, Kind};
 use crate::data::{Batch, samples_of_step};
 use crate::error::{Error, Result};
@@ -22,6 +24,9 @@ use crate::weights::Shards;
 
 /// Dropout has a key of its own, so that its draws are none of the weights' or the data's.
 const DROPOUT_SEED: u64 = 0xD509_0000_0000_0000;
+
+/// What ranks are doing when they cannot agree whether a checkpoint is written.
+const CHECKPOINT: &str = "checkpoint";
 
 /// What rank 0 has besides: the run folder's writable parts, and who listens.
 pub(crate) struct Chronicle {
@@ -55,6 +60,8 @@ pub(crate) struct Rank<'a, B, C, H> {
 pub(crate) struct RankReport {
     pub rank: u32,
     pub arena_used: Bytes,
+    /// Steps done, of this run and of what it went on from.
+    pub done: u64,
     /// Of the last training step, where that was asked for.
     pub timings: Vec<Timing>,
 }
@@ -68,11 +75,13 @@ impl<B: Backend, C: Communicator<B::Region>, H: HostGroup> Rank<'_, B, C, H> {
             Some(checkpoint) => shards.load(&mut self.backend, checkpoint, &Kind::ALL)?,
             None => shards.initialize(&mut self.backend, job.options.seed),
         }
-        let mut timings = Vec::new();
         let first = from.map_or(0, |checkpoint| checkpoint.metadata().step);
+        self.compare_weights(first)?;
+        let (mut timings, mut reached) = (Vec::new(), first);
         for step in first..job.options.steps {
-            let mut metrics = self.train_step(step)?;
+            let (mut metrics, stop) = self.train_step(step)?;
             let done = step + 1;
+            reached = done;
             let last = done == job.options.steps;
             if last && job.options.trace {
                 timings = self.interpreter.timings().to_vec();
@@ -86,12 +95,18 @@ impl<B: Backend, C: Communicator<B::Region>, H: HostGroup> Rank<'_, B, C, H> {
                 metrics.eval_ms = Some(began.elapsed().as_secs_f64() * 1e3);
             }
             self.record(metrics)?;
-            if last || done.is_multiple_of(job.options.checkpoint_every) {
+            if !last && done.is_multiple_of(job.options.check_every) {
+                self.compare_weights(done)?;
+            }
+            if last || stop || done.is_multiple_of(job.options.checkpoint_every) {
                 self.refuse_weights_that_are_no_numbers(done)?;
                 self.checkpoint(done)?;
             }
+            if stop {
+                break;
+            }
         }
-        Ok(RankReport { rank: self.rank, arena_used: self.backend.touched(), timings })
+        Ok(RankReport { rank: self.rank, arena_used: self.backend.touched(), done: reached, timings })
     }
 
     /// The line is in the log before a checkpoint of its step can be, so that no step is missing after a resume.
@@ -110,7 +125,8 @@ impl<B: Backend, C: Communicator<B::Region>, H: HostGroup> Rank<'_, B, C, H> {
         }
     }
 
-    fn train_step(&mut self, step: u64) -> Result<StepMetrics> {
+    /// Also whether the ranks shall stop after this step.
+    fn train_step(&mut self, step: u64) -> Result<(StepMetrics, bool)> {
         let job = self.job;
         let began = Instant::now();
         self.provoke(step);
@@ -121,7 +137,8 @@ impl<B: Backend, C: Communicator<B::Region>, H: HostGroup> Rank<'_, B, C, H> {
         let train = &self.stage.train;
         self.execute(train, &inputs)?;
 
-        let loss = self.summed_loss(train.schedule.parts.len())? / targets as f64;
+        let closing = self.close(train.schedule.parts.len())?;
+        let loss = closing.loss / targets as f64;
         let mut square_norm = [0.0];
         self.backend.read(self.stage.statics.norm, &mut square_norm);
         let grad_norm = f64::from(square_norm[0]).sqrt();
@@ -129,7 +146,7 @@ impl<B: Backend, C: Communicator<B::Region>, H: HostGroup> Rank<'_, B, C, H> {
         if !(loss.is_finite() && grad_norm.is_finite()) {
             return Err(Error::NonFinite { step: step + 1, loss, grad_norm });
         }
-        Ok(StepMetrics {
+        let metrics = StepMetrics {
             step: step + 1,
             loss,
             grad_norm,
@@ -139,7 +156,8 @@ impl<B: Backend, C: Communicator<B::Region>, H: HostGroup> Rank<'_, B, C, H> {
             tokens_per_s: targets as f64 / step_ms * 1e3,
             val_loss: None,
             eval_ms: None,
-        })
+        };
+        Ok((metrics, closing.stop))
     }
 
     fn hyper(&self, step: u64, learning_rate: f64) -> AdamW {
@@ -177,12 +195,17 @@ impl<B: Backend, C: Communicator<B::Region>, H: HostGroup> Rank<'_, B, C, H> {
             .map_err(|Interrupted { at, source }| Error::communicator(&source, &format!(" ({at})")))
     }
 
-    fn summed_loss(&mut self, parts: usize) -> Result<f64> {
+    /// All ranks meet, and hear the loss of all replicas.
+    fn close(&mut self, parts: usize) -> Result<Closing> {
         let losses = &mut self.losses[..parts];
         let bytes = parts * size_of::<f32>();
         self.backend.read(Span { bytes, ..self.stage.statics.losses }, losses);
-        let own = losses.iter().map(|&loss| f64::from(loss)).sum();
-        sum_of_replicas(&self.host, own, &self.stage.statics, self.tp_rank)
+        let statics = &self.stage.statics;
+        let last = statics.stage.index + 1 == statics.stage.stages.count();
+        // The ranks of a replica have the same value.
+        let tells = last && statics.place_in(BlockId::Head, self.tp_rank) == 0;
+        let own = if tells { losses.iter().map(|&loss| f64::from(loss)).sum() } else { 0.0 };
+        Closing::meet(&self.host, own, self.job.stop.load(Ordering::Relaxed))
             .map_err(|error| Error::communicator(&error, " (loss)"))
     }
 
@@ -199,7 +222,7 @@ impl<B: Backend, C: Communicator<B::Region>, H: HostGroup> Rank<'_, B, C, H> {
             self.pad(sequences as usize);
             let inputs = self.inputs(step, 1, None);
             self.execute(evaluate, &inputs)?;
-            loss += self.summed_loss(evaluate.schedule.parts.len())?;
+            loss += self.close(evaluate.schedule.parts.len())?.loss;
         }
         Ok((targets > 0).then(|| loss / targets as f64))
     }
@@ -233,7 +256,7 @@ impl<B: Backend, C: Communicator<B::Region>, H: HostGroup> Rank<'_, B, C, H> {
                 logged.and_then(|()| self.checkpoints.begin(&metadata, &tensors)).map(Some)
             }
         };
-        let begun = self.all_or_none(begun)?;
+        let begun = all_succeed(&self.host, begun, CHECKPOINT)?;
         let draft = match begun {
             Some(draft) => Ok(draft),
             None => self.checkpoints.join(&metadata, &tensors),
@@ -244,30 +267,24 @@ impl<B: Backend, C: Communicator<B::Region>, H: HostGroup> Rank<'_, B, C, H> {
             draft.flush()?;
             Ok(draft)
         });
-        let draft = self.all_or_none(written)?;
+        let draft = all_succeed(&self.host, written, CHECKPOINT)?;
         let published = match &self.chronicle {
             None => Ok(()),
             Some(_) => draft
                 .publish()
                 .and_then(|()| self.checkpoints.prune(done, job.options.keep_checkpoints).map(|_| ())),
         };
-        self.all_or_none(published)?;
+        all_succeed(&self.host, published, CHECKPOINT)?;
         self.tell(Event::Checkpoint { step: done, path: self.checkpoints.path(done) });
         Ok(())
     }
 
-    /// What came of something on this rank, if it went well on all; otherwise every rank has an error, that of the first
-    /// whose own it is.
-    fn all_or_none<T>(&self, own: Result<T>) -> Result<T> {
-        let lost = |error: CommunicatorError| Error::communicator(&error, " (checkpoint)");
-        let said = own.as_ref().err().map(|error| error.to_string()).unwrap_or_default();
-        let all = self.host.gather(said.into_bytes()).map_err(lost)?;
-        let first = all.map(|all| all.into_iter().find(|said| !said.is_empty()).unwrap_or_default());
-        let first = self.host.broadcast(first).map_err(lost)?;
-        match own {
-            Ok(_) if !first.is_empty() => Err(Error::consequence(String::from_utf8_lossy(&first))),
-            own => own,
-        }
+    /// Ranks that hold the same weights compare them.
+    fn compare_weights(&mut self, done: u64) -> Result<()> {
+        let statics = &self.stage.statics;
+        let own = Shards { statics, tp_rank: self.tp_rank }.digests(&mut self.backend);
+        let name = |[index, _]: [u32; 2]| format!("weights of {}", statics.parameters[index as usize].name);
+        same_where_shared(&self.host, &own, name, format!("after step {done}"))
     }
 
     fn poison_weights(&mut self) {
@@ -294,22 +311,25 @@ impl<B: Backend, C: Communicator<B::Region>, H: HostGroup> Rank<'_, B, C, H> {
     }
 }
 
-/// The sum of a value over the replicas of the head, on every rank of every stage.
-fn sum_of_replicas(
-    host: &impl HostGroup,
-    own: f64,
-    statics: &Statics,
-    tp_rank: u32,
-) -> std::result::Result<f64, CommunicatorError> {
-    let last = statics.stage.index + 1 == statics.stage.stages.count();
-    if statics.degree(BlockId::Head) as usize == host.ranks() {
-        return Ok(own);
+/// What all ranks know at the end of a step or of a batch.
+struct Closing {
+    /// The sum over the replicas of the head.
+    loss: f64,
+    /// Whether some rank was asked to stop.
+    stop: bool,
+}
+
+impl Closing {
+    /// All ranks meet. `own` is the loss of a replica on the rank that tells it, and 0 on the others.
+    fn meet(host: &impl HostGroup, own: f64, stop: bool) -> std::result::Result<Closing, CommunicatorError> {
+        let number = |bytes: &[u8]| f64::from_le_bytes(bytes[..8].try_into().expect("the bytes of a number"));
+        let pack = |loss: f64, stop: bool| [&loss.to_le_bytes()[..], &[u8::from(stop)]].concat();
+        let all = host.gather(pack(own, stop))?;
+        let closing = all.map(|all| {
+            let loss = all.iter().map(|bytes| number(bytes)).sum();
+            pack(loss, all.iter().any(|bytes| bytes[8] != 0))
+        });
+        let bytes = host.broadcast(closing)?;
+        Ok(Closing { loss: number(&bytes), stop: bytes[8] != 0 })
     }
-    let number = |bytes: &[u8]| f64::from_le_bytes(bytes.try_into().expect("the eight bytes of a number"));
-    // The ranks of a replica have the same value.
-    let counts = last && statics.place_in(BlockId::Head, tp_rank) == 0;
-    let gathered = host.gather(if counts { own } else { 0.0 }.to_le_bytes().to_vec())?;
-    let sum = gathered.map(|all| all.iter().map(|bytes| number(bytes)).sum::<f64>());
-    let sum = host.broadcast(sum.map(|sum| sum.to_le_bytes().to_vec()))?;
-    Ok(number(&sum))
 }

@@ -7,11 +7,13 @@ use std::time::{Duration, Instant};
 
 use oases_exec::arena::{Arena, ArenaError, Region};
 use oases_exec::comm::local::{LocalCommunicator, LocalOptions, group};
-use oases_exec::comm::{Communicator, HostGroup, Link};
+use oases_exec::comm::{HostGroup, Link};
 use oases_exec::null::{NullBackend, scaled};
 use oases_exec::philox::philox4x32;
 use oases_exec::{AdamW, Backend, CpuBackend, Interpreter, Program, StepInputs, Timing};
-use oases_schedule::{BlockId, Bytes, Instruction, Layout, Model, Purpose, Schedule, Span, Stage, Statics};
+use oases_schedule::{
+    BlockId, Bytes, Instruction, Layout, Model, Optimizer, Purpose, Schedule, Span, Stage, Statics,
+};
 
 use crate::error::{Error, Result};
 use crate::weights::Shards;
@@ -262,9 +264,11 @@ impl Rank<'_> {
         if lasts.len() < contenders.len() {
             return Err(Error::internal("a trial of timed and untimed contenders"));
         }
-        let ranks = communicators[0].ranks();
+        // Only ranks of one stage gather or scatter.
+        let slots = contenders.iter().fold(1, |slots, contender| multiple_of_both(slots, contender.group()));
         let duration = |index: usize| lasts[turn.get()][index];
-        self.run_on(NullBackend::new(bytes, ranks, duration).map_err(too_large)?, communicators, &turn)
+        let backend = NullBackend::new(bytes, slots as usize, duration).map_err(too_large)?;
+        self.run_on(backend, communicators, &turn)
     }
 
     fn run_on<B: Backend<Region = Region>>(
@@ -275,7 +279,7 @@ impl Rank<'_> {
     ) -> Result<Vec<Vec<Sample>>> {
         let host = communicators[0].host_group();
         let mut samples = vec![Vec::new(); self.programs.len()];
-        let mut laid_out: Option<(&Layout, &Stage)> = None;
+        let mut laid_out: Option<(&Layout, &Stage, Optimizer)> = None;
         'rounds: for round in 0..self.trial.warmup + self.trial.rounds {
             for (index, samples) in samples.iter_mut().enumerate() {
                 let turn = round * self.programs.len() + index;
@@ -288,17 +292,18 @@ impl Rank<'_> {
                 }
                 current.set(index);
                 let communicator = &mut communicators[self.networks.of[index]];
-                let Some(((statics, _), tp_rank)) = self.place(index) else {
+                let Some(((statics, program), tp_rank)) = self.place(index) else {
                     // As many barriers as those who run.
                     let host = communicator.host_group();
                     host.barrier().map_err(|error| Error::communicator(&error, " (trial)"))?;
                     continue;
                 };
                 let computes = self.trial.contenders[index].lasts.is_none();
-                if computes && laid_out != Some((&statics.layout, &statics.stage)) {
-                    // Another layout has the weights in other places.
+                let layout = (&statics.layout, &statics.stage, program.schedule.optimizer);
+                if computes && laid_out != Some(layout) {
+                    // Another layout has weights and moments in other places.
                     Shards { statics, tp_rank }.initialize(&mut backend, 0);
-                    laid_out = Some((&statics.layout, &statics.stage));
+                    laid_out = Some(layout);
                 }
                 let sample = self.step(index, &mut backend, communicator)?;
                 if round >= self.trial.warmup {
@@ -343,6 +348,11 @@ impl Rank<'_> {
         let loss = losses.iter().map(|&loss| f64::from(loss)).sum::<f64>() / targets as f64;
         Ok(Sample { step_ns, began_ns, timings: vec![interpreter.timings().to_vec()], loss, touched })
     }
+}
+
+/// The least that is a multiple of both.
+fn multiple_of_both(left: u32, right: u32) -> u32 {
+    (1..=right).map(|factor| factor * left).find(|multiple| multiple.is_multiple_of(right)).unwrap_or(right)
 }
 
 /// A step lasts as long as on its slowest rank. Its loss is the sum of those of the head's replicas.

@@ -7,6 +7,7 @@ use oases_exec::philox::{Normal, key_from_seed};
 use oases_schedule::{Init, Parameter, Shard, Span, Statics};
 
 use crate::checkpoint::{Checkpoint, Draft, Kind};
+use crate::digest::Digest;
 use crate::error::Result;
 
 /// Streams of the generator for initial weights begin here; one per parameter.
@@ -96,6 +97,21 @@ impl Shards<'_> {
             }
         }
         Ok(())
+    }
+
+    /// A digest of the weights that this rank holds of each parameter, under the parameter's index and the rank's place: all
+    /// ranks with the same key hold the same weights.
+    pub(crate) fn digests(&self, backend: &mut impl Backend) -> Vec<([u32; 2], u64)> {
+        let digest = |index: usize| {
+            let parameter = &self.statics.parameters[index];
+            let whole = parameter.shard == Shard::Whole;
+            let place = if whole { 0 } else { self.statics.place_in(parameter.block, self.tp_rank) };
+            let mut values = self.room(parameter);
+            backend.read(self.statics.placed(index).weight, &mut values);
+            let digest = values.iter().fold(Digest::default(), |digest, value| digest.word(value.to_bits()));
+            ([index as u32, place], digest.finish())
+        };
+        self.statics.held().map(digest).collect()
     }
 
     /// Zeros for all that a rank has room for.

@@ -8,6 +8,7 @@ use clap::{ArgGroup, Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
 use crate::config::{Override, keys};
 use crate::error::UserError;
+use crate::launched;
 
 /// Train transformer language models across commodity servers with the communication hidden.
 ///
@@ -78,6 +79,12 @@ pub struct TrainArgs {
     /// Continue the run in the configuration's folder from its newest checkpoint.
     #[arg(long)]
     pub resume: bool,
+    /// This process's rank, where it was started as one of several by something that does not say so in the environment.
+    #[arg(long, value_name = "R", requires = "ranks")]
+    pub rank: Option<usize>,
+    /// The number of such processes.
+    #[arg(long, value_name = "N", requires = "rank")]
+    pub ranks: Option<usize>,
     /// Write the last step, as it went on each rank, to a file for ui.perfetto.dev or chrome://tracing.
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
@@ -230,7 +237,7 @@ pub struct BenchArgs {
     pub config: ConfigArgs,
     /// A schedule to compare, such as `oases`, `decomposed pieces=8` or, with a TMP degree for each block,
     /// `oases degrees=2*3+1*4+2*3`; may be given several times. The configuration's where it is left out; `all` stands for
-    /// every one. Changes may be of sub_batches, keep, pieces, cut and degrees; runs of blocks are joined by `+`.
+    /// every one. Changes may be of sub_batches, keep, pieces, cut, degrees, order, chunks and zero; runs of blocks are joined by `+`.
     #[arg(long = "schedule", value_name = "SCHEDULE", value_delimiter = ',')]
     pub schedules: Vec<String>,
     /// A link, as the ratio of an all-reduce's time to a block's forward; may be given several times.
@@ -246,6 +253,9 @@ pub struct BenchArgs {
     /// noise of the machine.
     #[arg(long)]
     pub timed: bool,
+    /// With --timed, let instructions last as long as the description of a machine says; a name or a file.
+    #[arg(long, value_name = "MACHINE", requires = "timed")]
+    pub machine: Option<PathBuf>,
     /// The page to write; in runs/, named after the configuration, where it is left out.
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
@@ -379,7 +389,8 @@ Examples:
 fn train_long_help() -> String {
     format!(
         "{TRAIN_EXAMPLES}\n\nThe run's folder holds config.toml (with every default filled in), metrics.jsonl, \
-         checkpoints/ and summary.json.\n\nKeys of a configuration:\n{}",
+         checkpoints/ and summary.json.\n\n{}\n\nKeys of a configuration:\n{}",
+        launched::HELP,
         keys::reference()
     )
 }

@@ -1,11 +1,13 @@
 //! Everything that the program reads from its process environment, read once, at the start, and only here.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 use oases_train::{Fault, FaultKind};
 
 use crate::error::UserError;
+use crate::launched;
 
 /// What the environment says. Later code gets this value and never asks the environment itself.
 #[derive(Clone, Debug, Default)]
@@ -22,6 +24,8 @@ pub struct Environment {
     pub current_folder: Option<PathBuf>,
     /// `OASES_FAULT`, as it is; see [`Environment::fault`].
     pub fault: Option<String>,
+    /// What launchers set, of [`launched::VARIABLES`].
+    pub launch: BTreeMap<&'static str, String>,
 }
 
 impl Environment {
@@ -39,6 +43,10 @@ impl Environment {
             library_folders: folders("LD_LIBRARY_PATH"),
             current_folder: std::env::current_dir().ok(),
             fault: variable("OASES_FAULT").map(|text| text.to_string_lossy().into_owned()),
+            launch: launched::VARIABLES
+                .iter()
+                .filter_map(|name| Some((*name, variable(name)?.to_string_lossy().into_owned())))
+                .collect(),
         }
     }
 

@@ -98,10 +98,25 @@ impl fmt::Display for Interrupted {
 
 impl std::error::Error for Interrupted {}
 
+/// Another rank tells what went wrong; this process only ends with its exit code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ToldElsewhere(pub u8);
+
+impl fmt::Display for ToldElsewhere {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("another rank tells what went wrong")
+    }
+}
+
+impl std::error::Error for ToldElsewhere {}
+
 /// Tells the error on standard error and answers with the exit code of its kind.
 pub fn report(error: &anyhow::Error, terminal: &Terminal) -> ExitCode {
     if error.is::<OutputClosed>() {
         return ExitCode::SUCCESS;
+    }
+    if let Some(ToldElsewhere(code)) = error.downcast_ref() {
+        return ExitCode::from(*code);
     }
     if error.is::<Interrupted>() {
         return ExitCode::from(INTERRUPTED as u8);

@@ -12,6 +12,7 @@ mod doctor;
 mod environment;
 mod error;
 mod interrupt;
+mod launched;
 mod output_file;
 mod progress;
 mod report;

@@ -8,7 +8,7 @@
 //! What a rank starts runs first in, first out, in one stream for its group collectives and one for its transfers
 //! to or from each other rank. A transfer is a rendezvous: it begins once both ends have started it.
 //!
-//! [`local`] joins the threads of one process. Values of the host (losses, messages, file names) travel by a
+//! [`local`] joins the threads of one process, `mpi` (cargo feature) processes on one host or many. Values of the host (losses, messages, file names) travel by a
 //! [`HostGroup`] between the same ranks.
 
 mod error;
@@ -16,6 +16,8 @@ mod group;
 mod host;
 mod link;
 pub mod local;
+#[cfg(feature = "mpi")]
+pub mod mpi;
 mod probe;
 
 pub use error::{Call, CommunicatorError};

@@ -3,6 +3,8 @@
 use std::ops::Range;
 
 use super::{Batch, Tokens};
+#[cfg(feature = "mpi")]
+use crate::digest::Digest;
 use crate::permutation::Permutation;
 use crate::streams::{Stream, draw, words};
 
@@ -49,6 +51,19 @@ impl TrainData {
     pub fn window(&self, sample: u64, out: &mut [u32]) {
         assert_eq!(out.len(), self.sequence + 1, "a window holds sequence + 1 tokens");
         self.tokens.copy_to(self.start(sample), out);
+    }
+
+    /// A digest of all the text, the validation part included.
+    #[cfg(feature = "mpi")]
+    pub(crate) fn digest(&self) -> u64 {
+        let mut room = [0; 4096];
+        let (mut digest, count) = (Digest::default(), self.tokens.count());
+        for start in (0..count).step_by(room.len()) {
+            let tokens = &mut room[..(count - start).min(4096) as usize];
+            self.tokens.copy_to(start, tokens);
+            digest = tokens.iter().fold(digest, |digest, token| digest.word(*token));
+        }
+        digest.finish()
     }
 
     /// Fills the batch with these samples, one a row.

@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 
 use oases_exec::comm::Link;
-use oases_schedule::{Cut, Instruction, Layout, Model, Operation, Request, Schedule, Stage, Stages, Variant};
+use oases_schedule::{
+    Cut, Instruction, Layout, Model, Operation, Optimizer, Request, Schedule, Stage, Stages, Variant,
+};
 
 use super::ComputeKey;
 use crate::trial::Contender;
@@ -15,6 +17,8 @@ pub struct Needs {
     pub compute: BTreeSet<ComputeKey>,
     /// Between which TMP degrees they reshard.
     pub borders: BTreeSet<Border>,
+    /// At which TMP degrees replicas share the optimizer, which reduces and gathers by other collectives.
+    pub sharded: BTreeSet<u32>,
 }
 
 /// Two TMP degrees between which a part of the batch is resharded, in either direction.
@@ -31,6 +35,9 @@ impl Needs {
     pub fn of(schedule: &Schedule) -> Needs {
         let mut needs = Needs::default();
         let degrees: BTreeSet<u32> = schedule.layout.degrees().iter().copied().collect();
+        if schedule.optimizer == Optimizer::Sharded {
+            needs.sharded.clone_from(&degrees);
+        }
         for instruction in &schedule.instructions {
             match (*instruction, instruction.operation()) {
                 (Instruction::Reshard { pass, block, part }, _) => {
@@ -83,7 +90,7 @@ impl Needs {
     /// The same on these numbers of sequences of one rank instead.
     pub fn on_sequences(self, sizes: &[u32], ranks: u32) -> Needs {
         let mut borders = BTreeSet::new();
-        for Border { degrees: [low, high], .. } in self.borders {
+        for &Border { degrees: [low, high], .. } in &self.borders {
             for &size in sizes {
                 // On a rank on the side of the lower degree, and on one on the other side.
                 borders.insert(Border { degrees: [low, high], sequences: size * (ranks / low) });
@@ -92,13 +99,14 @@ impl Needs {
                 }
             }
         }
-        Needs { compute: resized(self.compute, sizes), borders }
+        Needs { compute: resized(self.compute, sizes), borders, ..self }
     }
 
     /// Takes in what others need.
     pub fn extend(&mut self, others: Needs) {
         self.compute.extend(others.compute);
         self.borders.extend(others.borders);
+        self.sharded.extend(others.sharded);
     }
 }
 
@@ -159,6 +167,14 @@ pub fn references(needs: &Needs, ranks: u32, model: &Model, link: Option<Link>) 
         let layout = Layout::new(ranks, vec![degree; blocks]);
         let sequences = sequences * (ranks / degree);
         Contender { stages: two_stages(layout, model, sequences), link, lasts: None }
+    }));
+    let sharded = needs.sharded.iter().filter(|degree| **degree < ranks);
+    references.extend(sharded.map(|&degree| {
+        let layout = Layout::new(ranks, vec![degree; blocks]);
+        let plain = Request { layout, sub_batches: 1, ..Request::new(layers, 1, ranks / degree) };
+        let none = Variant::find("none").expect("the plainest schedule");
+        let schedule = none.build(&Request { optimizer: Optimizer::Sharded, ..plain });
+        Contender::new(waited_for_at_once(schedule), link)
     }));
     references
 }

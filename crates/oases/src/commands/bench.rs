@@ -16,9 +16,10 @@ use oases_train::measure::Needs;
 use oases_train::trial::Contender;
 
 use self::rows::Cell;
+use super::machine_files;
 use super::measuring::{self, BlockForward, Compared, Comparison, Execution, Subject};
-use super::plan_run;
 use super::recipes::{self, Recipe};
+use super::sources::Source;
 use crate::args::{BenchArgs, Format};
 use crate::config::{self, Bandwidth, RunConfig};
 use crate::doctor;
@@ -28,12 +29,12 @@ use crate::interrupt;
 use crate::output_file::OutputFile;
 use crate::progress::Counter;
 use crate::report::bench::{BenchReport, LinkRow, Row, ScheduleNote};
+use crate::report::layout;
 use crate::terminal::{self, Terminal};
 
 /// Compares.
 pub fn run(args: &BenchArgs, environment: &Environment, terminal: &Terminal) -> anyhow::Result<()> {
     let config = config::load(&args.config.path, &args.config.overrides, environment)?;
-    plan_run::one_stage(&config, "bench")?;
     let names = if args.schedules.is_empty() { &config.bench.schedules } else { &args.schedules };
     let recipes = recipes::recipes(&args.config, names, environment, &mut |line| terminal.line(line))?;
     let links = links(args, &config)?;
@@ -42,7 +43,14 @@ pub fn run(args: &BenchArgs, environment: &Environment, terminal: &Terminal) -> 
     let schedules: Vec<Vec<Schedule>> = recipes.iter().map(Recipe::build).collect();
     let micro_batch = config.train.batch / config.schedule.micro_batches;
     let forward = BlockForward::new(&config.layout(), micro_batch as u32);
-    let execution = if args.timed { Execution::Timed } else { Execution::Real };
+    let machine =
+        args.machine.as_deref().map(|name| machine_files::machine(name, environment)).transpose()?;
+    let described = machine.map(Source::Machine);
+    let execution = match &described {
+        Some(source) => Execution::Described(source),
+        None if args.timed => Execution::Timed,
+        None => Execution::Real,
+    };
     let comparison = Comparison::new(&subject, &schedules, forward.needs(), rounds(args, &config), execution);
     comparison.check_memory()?;
     let bench = Bench {
@@ -52,11 +60,12 @@ pub fn run(args: &BenchArgs, environment: &Environment, terminal: &Terminal) -> 
         recipes: &recipes,
         schedules: &schedules,
         forward,
+        described: described.as_ref(),
         comparison: &comparison,
     };
     let page = OutputFile::new(&page_path(args), "report", &[args.config.path.as_path()])?;
 
-    let stop = interrupt::requested(*terminal);
+    let stop = interrupt::requested(Some(*terminal));
     let mut report = bench.empty_report(args);
     let mut disagreement = None;
     for link in &links {
@@ -140,17 +149,18 @@ fn links(args: &BenchArgs, config: &RunConfig) -> Result<Vec<Asked>, UserError> 
         distinct.push(*link);
         new
     });
+    if config.parallel.ranks() == 1 {
+        let hint = "set `parallel.data`, `parallel.pipeline` or `parallel.tensor` to 2 or more";
+        return Err(UserError::new("one rank has no link", hint));
+    }
     let ratio = links.iter().any(|link| matches!(link, Asked::Ratio(_)));
-    if ratio && config.parallel.tensor > 1 && config.layout().degrees().iter().all(|&degree| degree == 1) {
-        let hint = "give links by their speed, such as `--link '1 Gbit/s'`, or a higher degree in `parallel.degrees`";
+    if ratio && config.layout().degrees().iter().all(|&degree| degree == 1) {
+        let hint = "give links by their speed, such as `--link '1 Gbit/s'`, or set `parallel.tensor`, or a higher degree in \
+                    `parallel.degrees`";
         return Err(UserError::new(
             "at TMP degree 1 no block has an all-reduce to compare its forward with",
             hint,
         ));
-    }
-    if config.parallel.tensor == 1 {
-        let hint = "set `parallel.tensor` to 2 or more";
-        return Err(UserError::new("one rank has no link: `parallel.tensor` = 1", hint));
     }
     Ok(links)
 }
@@ -168,6 +178,8 @@ struct Bench<'a> {
     schedules: &'a [Vec<Schedule>],
     /// What links are compared with.
     forward: BlockForward,
+    /// What says how long instructions last, where they are not measured.
+    described: Option<&'a Source>,
     comparison: &'a Comparison<'a>,
 }
 
@@ -190,7 +202,8 @@ impl Bench<'_> {
         };
         let compared = self.comparison.run(Some(link), stop, &told)?;
         counter.finish();
-        let Some(forward_ms) = self.forward.ms(&compared.measurement) else { return Ok(nothing) };
+        let measured = || Ok(self.forward.ms(&compared.measurement));
+        let Some(forward_ms) = self.forward_ms(measured)? else { return Ok(nothing) };
         let cells = self.cells(&compared, link);
         let ratio = if let Asked::Ratio(ratio) = asked { Some(*ratio) } else { None };
         let rows = rows::rows(&cells, self.recipes, &label, ratio);
@@ -232,6 +245,34 @@ impl Bench<'_> {
             Asked::Ratio(ratio) => *ratio,
         };
         let label = format!("c/f = {ratio}");
+        let forward_ms = self.forward_ms(|| self.time_forward(&label, stop, terminal))?;
+        Ok(forward_ms.map(|forward_ms| {
+            // Without latency, an all-reduce of S bytes over t ranks takes 2(t-1)/t · S / bandwidth.
+            let ranks = f64::from(self.forward.degree);
+            let carried = 2.0 * (ranks - 1.0) / ranks * self.block_bytes() as f64;
+            let bandwidth_bytes_per_s = carried / (ratio * forward_ms / 1e3);
+            (label, Link { bandwidth_bytes_per_s, latency: Duration::ZERO })
+        }))
+    }
+
+    /// How long a block's forward lasts: as described, or else as `measured`.
+    fn forward_ms(
+        &self,
+        measured: impl FnOnce() -> anyhow::Result<Option<f64>>,
+    ) -> anyhow::Result<Option<f64>> {
+        match self.described {
+            Some(source) => Ok(Some(self.forward.of(&*source.costs(self.model, None)?)?)),
+            None => measured(),
+        }
+    }
+
+    /// Times a block's forward; nothing where it is stopped before.
+    fn time_forward(
+        &self,
+        label: &str,
+        stop: &AtomicBool,
+        terminal: &Terminal,
+    ) -> anyhow::Result<Option<f64>> {
         let forward = self.forward.needs();
         let holds =
             |reference: &&Contender| Needs::of(&reference.stages[0]).compute.is_superset(&forward.compute);
@@ -241,14 +282,7 @@ impl Bench<'_> {
         counter.message(&format!("{label}: timing a block's forward"));
         let samples = self.subject.run(&needed, 3, stop, &|_| counter.step())?;
         counter.finish();
-        let forward_ms = self.forward.ms(&self.subject.measurement(&needed, &samples));
-        Ok(forward_ms.map(|forward_ms| {
-            // Without latency, an all-reduce of S bytes over t ranks takes 2(t-1)/t · S / bandwidth.
-            let ranks = f64::from(self.forward.degree);
-            let carried = 2.0 * (ranks - 1.0) / ranks * self.block_bytes() as f64;
-            let bandwidth_bytes_per_s = carried / (ratio * forward_ms / 1e3);
-            (label, Link { bandwidth_bytes_per_s, latency: Duration::ZERO })
-        }))
+        Ok(self.forward.ms(&self.subject.measurement(&needed, &samples)))
     }
 
     /// Bytes of a block's output on a rank, for a micro-batch.
@@ -277,12 +311,15 @@ impl Bench<'_> {
             ("heads", model.heads.to_string()),
             ("sequence", format!("{} tokens", model.sequence)),
             ("vocabulary", model.vocabulary.to_string()),
-            ("ranks", format!("{}, threads of one process", config.parallel.tensor)),
-            ("TMP degrees", config.layout().to_string()),
+            ("ranks", format!("{}, threads of one process", config.parallel.ranks())),
+            ("layout", layout::words_of_all_stages(config)),
             (
                 "backend",
-                if args.timed { "none: instructions last as long as measured" } else { measuring::BACKEND }
-                    .to_owned(),
+                match self.described {
+                    Some(source) => format!("none: instructions last as on {}", source.machine_words()),
+                    None if args.timed => "none: instructions last as long as measured".to_owned(),
+                    None => measuring::BACKEND.to_owned(),
+                },
             ),
             (
                 "batch",
@@ -325,6 +362,7 @@ fn command(args: &BenchArgs) -> String {
     words.extend(list(args.links.clone(), "--link"));
     words.extend(args.rounds.map(|rounds| format!("--rounds {rounds}")));
     words.extend(args.timed.then(|| "--timed".to_owned()));
+    words.extend(args.machine.iter().map(|machine| format!("--machine {}", machine.display())));
     words.join(" ")
 }
 

@@ -1,6 +1,5 @@
 //! From schedules to measured steps, from those to a profile, and from that to predictions, for whoever measures.
 
-use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -17,7 +16,7 @@ use oases_train::measure::{self, ComputeKey, Measurement, Needs};
 use oases_train::trial::{Contender, Sample, Trial};
 
 use super::plan_run;
-use super::sources::told;
+use super::sources::{Source, told};
 use crate::doctor;
 use crate::error::UserError;
 
@@ -145,7 +144,17 @@ impl BlockForward {
 
     /// What must be measured for it.
     pub fn needs(self) -> Needs {
-        Needs { compute: self.keys().collect(), borders: BTreeSet::new() }
+        Needs { compute: self.keys().collect(), ..Needs::default() }
+    }
+
+    /// In milliseconds, by these costs.
+    pub fn of(self, costs: &dyn Costs) -> Result<f64, UserError> {
+        let of = |key: ComputeKey| costs.compute(key.operation, key.sequences, key.degree);
+        let times: Vec<f64> = self
+            .keys()
+            .map(|key| Ok(of(key).map_err(told)?.milliseconds()))
+            .collect::<Result<_, UserError>>()?;
+        Ok(times.iter().sum::<f64>() / times.len() as f64)
     }
 
     /// In milliseconds, if it was measured.
@@ -167,13 +176,15 @@ impl BlockForward {
 }
 
 /// What runs between ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Execution {
+#[derive(Clone, Copy)]
+pub enum Execution<'a> {
     /// The computation of the model.
     Real,
     /// None: instructions last as long as they were measured, so that only schedule, executor and link are tried, without the
     /// noise of the machine.
     Timed,
+    /// The same with instructions that last as long as this says, so that nothing is measured before.
+    Described(&'a Source),
 }
 
 /// Schedules that are run and predicted side by side: between them run the references that measure what their instructions
@@ -185,7 +196,7 @@ pub struct Comparison<'a> {
     plans: Vec<Vec<Plan>>,
     references: Vec<Contender>,
     rounds: usize,
-    execution: Execution,
+    execution: Execution<'a>,
 }
 
 /// What came of a comparison.
@@ -205,13 +216,16 @@ impl<'a> Comparison<'a> {
         schedules: &'a [Vec<Schedule>],
         besides: Needs,
         rounds: usize,
-        execution: Execution,
+        execution: Execution<'a>,
     ) -> Comparison<'a> {
         let mut needs = besides;
         schedules.iter().flatten().for_each(|stage| needs.extend(Needs::of(stage)));
         let plans = |stages: &Vec<Schedule>| stages.iter().map(|stage| subject.plan(stage)).collect();
         let plans = schedules.iter().map(plans).collect();
-        let references = subject.references(&needs, None);
+        let references = match execution {
+            Execution::Described(_) => Vec::new(),
+            Execution::Real | Execution::Timed => subject.references(&needs, None),
+        };
         Comparison { subject, schedules, plans, references, rounds, execution }
     }
 
@@ -225,10 +239,15 @@ impl<'a> Comparison<'a> {
         &self.plans
     }
 
-    /// Everything that runs, which must fit into memory.
+    /// Everything that computes, which must fit into memory; what only lasts touches next to none.
     pub fn check_memory(&self) -> Result<(), UserError> {
         let references = self.references.iter().map(|reference| reference.stages.as_slice());
-        self.subject.check_memory(self.schedules.iter().map(Vec::as_slice).chain(references))
+        self.subject.check_memory(self.computed().iter().map(Vec::as_slice).chain(references))
+    }
+
+    /// The schedules that are run as they are, instead of letting their instructions last.
+    fn computed(&self) -> &'a [Vec<Schedule>] {
+        if let Execution::Real = self.execution { self.schedules } else { &[] }
     }
 
     /// How many steps a run takes.
@@ -248,29 +267,33 @@ impl<'a> Comparison<'a> {
             let told = |index: usize| finished(contenders[index].name());
             subject.run(contenders, self.rounds, stop, &told)
         };
-        let mut contenders = Vec::new();
-        if self.execution == Execution::Real {
-            let of = |stages: &Vec<Schedule>| Contender { stages: stages.clone(), link, lasts: None };
-            contenders.extend(self.schedules.iter().map(of));
-        }
-        let real = contenders.len();
+        let real = self.computed();
+        let of = |stages: &Vec<Schedule>| Contender { stages: stages.clone(), link, lasts: None };
+        let mut contenders: Vec<Contender> = real.iter().map(of).collect();
         contenders.extend(self.references.iter().cloned());
         let mut samples = run(&contenders)?;
-        let measurement = subject.measurement(&self.references, &samples.split_off(real));
+        let measurement = subject.measurement(&self.references, &samples.split_off(real.len()));
         let mut profile = subject.profile(&measurement, None);
-        if self.execution == Execution::Timed {
+        let timed = real.is_empty();
+        if timed {
             // Where nothing is computed, collectives have next to nothing to add up either.
             profile.collective.iter_mut().for_each(|entry| entry.host_ms = 0.0);
         }
-        let costs = ProfileCosts::new(&profile, link.map(ring));
-        if self.execution == Execution::Timed && !stop.load(Ordering::Relaxed) {
+        let costs: Box<dyn Costs + '_> = match self.execution {
+            Execution::Described(source) => {
+                let link = link.expect("a described step is tried over a link");
+                Box::new(source.lasting(subject.model, ring(link))?)
+            }
+            Execution::Real | Execution::Timed => Box::new(ProfileCosts::new(&profile, link.map(ring))),
+        };
+        if timed && !stop.load(Ordering::Relaxed) {
             let planned = self.schedules.iter().zip(&self.plans);
-            let timed = planned.map(|(stages, plans)| timed(stages, plans, &costs, link));
+            let timed = planned.map(|(stages, plans)| lasting(stages, plans, &*costs, link));
             samples = run(&timed.collect::<Result<Vec<_>, _>>()?)?;
         }
         samples.resize(self.schedules.len(), Vec::new());
         let predict =
-            |(stages, plans): (&Vec<Schedule>, &Vec<Plan>)| match simulate_stages(stages, plans, &costs) {
+            |(stages, plans): (&Vec<Schedule>, &Vec<Plan>)| match simulate_stages(stages, plans, &*costs) {
                 Ok(timeline) => Ok(Some(timeline)),
                 Err(_) if stop.load(Ordering::Relaxed) => Ok(None),
                 Err(error) => Err(told(error)),
@@ -282,7 +305,7 @@ impl<'a> Comparison<'a> {
 }
 
 /// A schedule whose instructions last as long as these costs say.
-pub fn timed(
+pub fn lasting(
     stages: &[Schedule],
     plans: &[Plan],
     costs: &dyn Costs,

@@ -24,7 +24,6 @@ use self::planner::{Planner, Setting};
 use self::search::{Best, Space};
 use self::verify::{Field, Trial};
 use super::measuring::{self, Subject};
-use super::over_ring::OverRing;
 use super::sources::{self, Source};
 use super::{plan_run, recipes};
 use crate::args::{Format, PlanArgs};
@@ -63,7 +62,7 @@ pub fn run(args: &PlanArgs, environment: &Environment, terminal: &Terminal) -> a
     let files = Files::new(args)?;
     // While nothing runs, Ctrl-C ends the program as it does by itself.
     let runs = args.measure || args.verify.is_some();
-    let stop = if runs { interrupt::requested(*terminal) } else { Arc::default() };
+    let stop = if runs { interrupt::requested(Some(*terminal)) } else { Arc::default() };
 
     let subject =
         Subject { family: &config.model.family, model: &model, ranks: config.parallel.tensor as u32 };
@@ -100,8 +99,7 @@ pub fn run(args: &PlanArgs, environment: &Environment, terminal: &Terminal) -> a
         let counter = |steps: usize| Counter::new(*terminal, steps as u64);
         report.verification = match link.filter(|_| args.timed) {
             Some(link) => {
-                let ring = measuring::ring(link);
-                let lasting = OverRing { costs: source.costs(&model, None)?, ring, interference: 1.0 };
+                let lasting = source.lasting(&model, measuring::ring(link))?;
                 trial.timed(&lasting, &stop, counter)?
             }
             None => trial.real(&stop, counter)?,

@@ -65,6 +65,7 @@ pub fn options(config: &RunConfig, resume: bool, fault: Option<Fault>) -> Option
         seed: train.seed,
         eval_every: train.eval_every,
         checkpoint_every: train.checkpoint_every,
+        check_every: config.run.check_every,
         keep_checkpoints: train.keep_checkpoints,
         timeout: config.run.timeout(),
         dir: config.run.dir.clone(),

@@ -40,7 +40,7 @@ pub fn run(args: &ProfileArgs, environment: &Environment, terminal: &Terminal) -
     }
     subject.check_memory(contenders.iter().map(|contender| contender.stages.as_slice()))?;
 
-    let stop = interrupt::requested(*terminal);
+    let stop = interrupt::requested(Some(*terminal));
     let rounds = args.rounds as usize;
     let counter = Counter::new(*terminal, (contenders.len() * (rounds + 1)) as u64);
     let degrees: Vec<String> = degrees.iter().map(u32::to_string).collect();

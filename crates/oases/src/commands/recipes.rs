@@ -12,12 +12,15 @@ use crate::error::UserError;
 
 /// Keys that may differ from one schedule of a list to another. Micro-batches may not: schedules are compared on equal
 /// batches.
-const CHANGEABLE: [(&str, &str); 5] = [
+const CHANGEABLE: [(&str, &str); 8] = [
     ("sub_batches", "schedule"),
     ("keep", "schedule"),
     ("pieces", "schedule"),
     ("cut", "schedule"),
     ("degrees", "parallel"),
+    ("order", "parallel"),
+    ("chunks", "parallel"),
+    ("zero", "parallel"),
 ];
 
 /// A schedule of a list, ready to be built.

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use oases_plan::simulate_stages;
-use oases_schedule::{BlockId, Model, Plan, Purpose, Schedule, Statics, Workspace, plan};
+use oases_schedule::{Model, Plan, Purpose, Schedule, Statics, Workspace, plan};
 
 use super::plan_run;
 use super::recipes::{self, Recipe};
@@ -101,21 +101,8 @@ fn model_words(config: &RunConfig, model: &Model) -> String {
         counted(config.model.layers, "layer", "layers"),
         model.hidden,
         model.sequence,
-        layout_words(config),
+        layout::words_of_all_stages(config),
         counted(schedule.micro_batches, "micro-batch", "micro-batches"),
         counted(schedule.sub_batches, "sub-batch", "sub-batches"),
     )
-}
-
-/// TMP degrees, replicas and stages.
-fn layout_words(config: &RunConfig) -> String {
-    let degrees = layout::words(&config.layout());
-    let stages = config.stages();
-    if stages.count() == 1 {
-        return degrees;
-    }
-    let layers = config.model.layers as u32;
-    let starts = stages.starts().iter().map(|&start| BlockId::at(start, layers).to_string());
-    let starts: Vec<String> = starts.collect();
-    format!("{degrees}; {} stages, {}: {}", stages.count(), config.parallel.order, starts.join(" "))
 }

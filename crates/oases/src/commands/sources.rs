@@ -84,6 +84,11 @@ impl Source {
         })
     }
 
+    /// What `model` costs where instructions only last, over this link: they take nothing from each other.
+    pub fn lasting<'a>(&'a self, model: &'a Model, ring: Ring) -> Result<OverRing<'a>, UserError> {
+        Ok(OverRing { costs: self.costs(model, None)?, ring, interference: 1.0 })
+    }
+
     /// What the backend that it tells of wants as workspace.
     pub fn workspace(&self, of_backend: Workspace) -> Workspace {
         match self {

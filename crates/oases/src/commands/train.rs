@@ -1,11 +1,14 @@
 //! `oases train`: trains a model and writes its run folder.
 
+#[cfg_attr(not(feature = "mpi"), path = "train/no_processes.rs")]
+mod processes;
+
 use std::path::Path;
 
 use oases_schedule::Bytes;
 use oases_train::metrics::Summary;
 use oases_train::run_dir::RunPaths;
-use oases_train::{Event, Job};
+use oases_train::{Event, Job, Outcome};
 
 use super::{plan_run, text_files};
 use crate::args::{Format, TrainArgs};
@@ -13,65 +16,115 @@ use crate::config::{self, RunConfig};
 use crate::doctor;
 use crate::environment::Environment;
 use crate::error::UserError;
+use crate::interrupt;
+use crate::launched;
 use crate::output_file::OutputFile;
 use crate::progress::{CheckpointReport, EvaluationReport, Progress, StepReport, thousands};
 use crate::report::write_measured_trace;
 use crate::terminal::{self, Terminal};
 
-/// Trains.
+/// Trains, with ranks as threads of this process or as one of several processes.
 pub fn run(args: &TrainArgs, environment: &Environment, terminal: &Terminal) -> anyhow::Result<()> {
-    let config = config::load(&args.config.path, &args.config.overrides, environment)?;
-    let fault = environment.fault(config.parallel.ranks())?;
-    // Asked before the text is read, which it then holds: asked later, it would be without the text.
-    let available = doctor::available_memory();
-    let text = text_files::check(&config, environment, available)?;
-    let mut options = plan_run::options(&config, args.resume, fault);
-    options.trace = args.trace.is_some();
-    let texts = config.data.text.iter().map(|path| path.as_path());
-    let inputs: Vec<&Path> = texts.chain([args.config.path.as_path()]).collect();
-    let trace = args.trace.as_ref().map(|path| OutputFile::new(path, "trace", &inputs)).transpose()?;
-    oases_train::request(&options).map_err(plan_run::told)?;
-    let workspace = plan_run::workspace(&options);
-    let job = Job::prepare(options, workspace).map_err(plan_run::told)?;
-
-    let ranks = job.options.ranks();
-    check_memory((job.total_arena_bytes(), job.arena_bytes(), ranks), text, available)?;
-
-    let steps = config.train.steps;
-    let changes = if args.resume { changes(&config) } else { Vec::new() };
-    let mut first = 0;
-    let mut progress: Option<Progress> = None;
-    let mut traced = Ok(());
-    let link = plan_run::link(&config);
-    let outcome = oases_train::train(job, &mut |event| {
-        if let Event::Started { step, .. } = event {
-            first = *step;
+    match launched::detect(&environment.launch, (args.rank, args.ranks))? {
+        Some(launched) if launched.ranks > 1 => processes::run(args, environment, terminal, &launched),
+        _ => {
+            let mut prepared = Prepared::new(args, environment)?;
+            let ranks = prepared.job.options.ranks();
+            prepared.check_memory(prepared.job.total_arena_bytes(), ranks)?;
+            prepared.job.stop = interrupt::requested(Some(*terminal));
+            prepared.run(args, terminal, oases_train::train)
         }
-        let progress = progress.get_or_insert_with(|| Progress::new(*terminal, first, steps));
-        show(progress, event, steps);
-        if let (Event::Traced { programs, timings, .. }, Some(trace)) = (event, &trace) {
-            traced = trace.write(|file| write_measured_trace(file, programs, link, timings));
-        }
-        if let Event::Started { resumed_from, .. } = event {
-            if args.resume && resumed_from.is_none() {
-                progress.line("no checkpoint yet, starting from step 1");
-            }
-            if !changes.is_empty() {
-                progress.line(&format!("resuming with other settings: {}", changes.join(", ")));
-            }
-        }
-    });
-    if let Some(progress) = progress {
-        progress.finish();
     }
-    let summary = outcome.map_err(plan_run::told)?;
-    traced?;
-    match args.format {
-        Format::Json => terminal::print(&format!("{}\n", serde_json::to_string_pretty(&summary)?)),
-        Format::Text => {
-            terminal.line(&outcome_line(first, &summary));
-            terminal.line(&format!("the run is in {}", config.run.dir.display()));
-            Ok(())
+}
+
+/// A run that is about to start. Nothing has been written.
+struct Prepared {
+    config: RunConfig,
+    job: Job,
+    trace: Option<OutputFile>,
+    /// Of the text that is held in memory.
+    text: Bytes,
+    /// Asked before the text was read.
+    available: Option<u64>,
+}
+
+impl Prepared {
+    fn new(args: &TrainArgs, environment: &Environment) -> anyhow::Result<Prepared> {
+        let config = config::load(&args.config.path, &args.config.overrides, environment)?;
+        let fault = environment.fault(config.parallel.ranks())?;
+        // Asked before the text is read, which it then holds: asked later, it would be without the text.
+        let available = doctor::available_memory();
+        let text = text_files::check(&config, environment, available)?;
+        let mut options = plan_run::options(&config, args.resume, fault);
+        options.trace = args.trace.is_some();
+        let texts = config.data.text.iter().map(|path| path.as_path());
+        let inputs: Vec<&Path> = texts.chain([args.config.path.as_path()]).collect();
+        let trace = args.trace.as_ref().map(|path| OutputFile::new(path, "trace", &inputs)).transpose()?;
+        oases_train::request(&options).map_err(plan_run::told)?;
+        let workspace = plan_run::workspace(&options);
+        let job = Job::prepare(options, workspace).map_err(plan_run::told)?;
+        Ok(Prepared { config, job, trace, text, available })
+    }
+
+    /// Whether this process has memory for `ranks` ranks, which need `arenas` together.
+    fn check_memory(&self, arenas: Bytes, ranks: u32) -> Result<(), UserError> {
+        check_memory((arenas, self.job.arena_bytes(), ranks), self.text, self.available)
+    }
+
+    /// Runs it by `train`, and shows what happens.
+    fn run(
+        self,
+        args: &TrainArgs,
+        terminal: &Terminal,
+        train: impl FnOnce(Job, &mut dyn FnMut(&Event)) -> oases_train::Result<Outcome>,
+    ) -> anyhow::Result<()> {
+        let Prepared { config, job, trace, .. } = self;
+        let steps = config.train.steps;
+        let changes = if args.resume { changes(&config) } else { Vec::new() };
+        let mut first = 0;
+        let mut progress: Option<Progress> = None;
+        let mut traced = Ok(());
+        let link = plan_run::link(&config);
+        let outcome = train(job, &mut |event| {
+            if let Event::Started { step, .. } = event {
+                first = *step;
+            }
+            let progress = progress.get_or_insert_with(|| Progress::new(*terminal, first, steps));
+            show(progress, event, steps);
+            if let (Event::Traced { programs, timings, .. }, Some(trace)) = (event, &trace) {
+                traced = trace.write(|file| write_measured_trace(file, programs, link, timings));
+            }
+            if let Event::Started { resumed_from, .. } = event {
+                if args.resume && resumed_from.is_none() {
+                    progress.line("no checkpoint yet, starting from step 1");
+                }
+                if !changes.is_empty() {
+                    progress.line(&format!("resuming with other settings: {}", changes.join(", ")));
+                }
+            }
+        });
+        if let Some(progress) = progress {
+            progress.finish();
+        }
+        let outcome = outcome.map_err(plan_run::told)?;
+        traced?;
+        match (outcome, args.format) {
+            (Outcome::ToldByRankZero, _) => Ok(()),
+            (Outcome::Stopped { step }, _) => {
+                terminal.line(&format!(
+                    "stopped after step {} with a checkpoint; go on by the same command with --resume",
+                    thousands(step as f64)
+                ));
+                Ok(())
+            }
+            (Outcome::Finished(summary), Format::Json) => {
+                terminal::print(&format!("{}\n", serde_json::to_string_pretty(&summary)?))
+            }
+            (Outcome::Finished(summary), Format::Text) => {
+                terminal.line(&outcome_line(first, &summary));
+                terminal.line(&format!("the run is in {}", config.run.dir.display()));
+                Ok(())
+            }
         }
     }
 }

@@ -171,6 +171,7 @@ pub const KEYS: &[Key] = &[
     key("bench.links", Accepts::Bandwidths, Value("[]"), "[\"1 Gbit/s\"]", "links that it compares them on as well, by their speed"),
     key("bench.rounds", Integer(1, 1000), Value("5"), "5", "how often it runs each"),
     key("run.dir", Text, Derived("runs/ and the configuration's name"), "\"runs/quickstart\"", "the folder that the run writes to"),
+    key("run.check_every", Integer(1, MAX_COUNT), Value("100"), "100", "after how many steps ranks that hold the same weights compare them; they always do before the first"),
     key("run.timeout_s", Accepts::Number(Included(0.001), Included(1e6)), Value("60.0"), "60.0", "the seconds after which a rank that others wait for counts as lost"),
 ];
 

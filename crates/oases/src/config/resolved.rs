@@ -144,6 +144,8 @@ pub struct BenchConfig {
 pub struct FolderConfig {
     /// The run's folder; relative to the current directory.
     pub dir: PathBuf,
+    /// Steps between comparisons of the weights that several ranks hold.
+    pub check_every: u64,
     /// Seconds after which a rank that others wait for counts as lost.
     pub timeout_s: f64,
 }
@@ -223,6 +225,7 @@ impl RunConfig {
         let train = TrainConfig::read(reader);
         let run = FolderConfig {
             dir: reader.path_or("run.dir", Path::new("runs").join(stem)),
+            check_every: reader.integer("run.check_every"),
             timeout_s: reader.number("run.timeout_s"),
         };
         let bench = BenchConfig {
@@ -290,6 +293,7 @@ impl RunConfig {
         out.put("keep_checkpoints", integer(train.keep_checkpoints));
         out.section("run");
         out.put("dir", path_text(&run.dir));
+        out.put("check_every", integer(run.check_every));
         out.put("timeout_s", run.timeout_s);
         out.text
     }

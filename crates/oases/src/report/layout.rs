@@ -3,6 +3,8 @@
 use oases_schedule::{BlockId, Layout, Schedule};
 use serde::Serialize;
 
+use crate::config::RunConfig;
+
 /// Neighbouring blocks of one TMP degree.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct DegreeRun {
@@ -65,6 +67,19 @@ pub fn words(layout: &Layout) -> String {
         true => degrees,
         false => format!("{degrees} in a group of {}", layout.group()),
     }
+}
+
+/// TMP degrees, and where there are several stages, how the chain is cut.
+pub fn words_of_all_stages(config: &RunConfig) -> String {
+    let degrees = words(&config.layout());
+    let stages = config.stages();
+    if stages.count() == 1 {
+        return degrees;
+    }
+    let layers = config.model.layers as u32;
+    let starts = stages.starts().iter().map(|&start| BlockId::at(start, layers).to_string());
+    let starts: Vec<String> = starts.collect();
+    format!("{degrees}; {} stages, {}: {}", stages.count(), config.parallel.order, starts.join(" "))
 }
 
 impl Border {

@@ -1,30 +1,22 @@
-//! A step as it went on each rank of a group, with what its collectives did meanwhile.
+//! A step as it went on each rank, with what its collectives did meanwhile.
 
 use std::io::{self, Write};
 
 use oases_exec::comm::{Link, Operation};
 use oases_exec::{Program, Timing};
-use oases_schedule::{Axis, Bytes, Instruction, Plan, Schedule, collective_bytes};
+use oases_schedule::{Axis, Bytes, CollectiveKind, Instruction, Plan, Schedule, collective_bytes};
 
+use super::on_link::{Carried, OnLink, replay};
 use super::trace::{Span, TraceWriter, Track, category, instruction_name};
 
 /// A step of all ranks, on one clock.
 pub struct MeasuredStep<'a> {
-    pub schedule: &'a Schedule,
-    pub plan: &'a Plan,
+    /// The schedule and the memory plan of each pipeline stage.
+    pub stages: Vec<(&'a Schedule, &'a Plan)>,
     /// The emulated link.
     pub link: Option<Link>,
-    /// When each instruction ran, by rank.
+    /// When each instruction ran, by rank, those of the first stage first.
     pub timings: &'a [Vec<Timing>],
-}
-
-/// When a collective occupied the link of a rank, in nanoseconds on the clock of the timings.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OnLink {
-    /// Index of its `start`.
-    pub start: usize,
-    pub begin_ns: u64,
-    pub end_ns: u64,
 }
 
 impl MeasuredStep<'_> {
@@ -34,60 +26,115 @@ impl MeasuredStep<'_> {
         firsts.map(|timing| timing.start_ns).min().unwrap_or(0)
     }
 
-    /// Time for which a `start` occupies the links of its ranks; none for another instruction, or without a link.
-    pub fn duration_ns(&self, index: usize) -> Option<u64> {
-        let Instruction::Start { kind, grouping, .. } = self.schedule.instructions[index] else {
+    /// Ranks of a stage.
+    fn group(&self) -> usize {
+        self.timings.len() / self.stages.len()
+    }
+
+    /// Time for which a `start` of a stage occupies the links of its ranks; none for another instruction, or without a link.
+    fn duration_ns(&self, stage: usize, index: usize) -> Option<u64> {
+        let (schedule, plan) = self.stages[stage];
+        let Instruction::Start { kind, axis, grouping, .. } = schedule.instructions[index] else {
             return None;
         };
-        let Bytes(bytes) = collective_bytes(self.schedule, self.plan, index)?;
-        let ranks = grouping.size(self.timings.len() as u32) as usize;
-        Some(self.link?.duration(Operation::from(kind), bytes as usize, ranks).as_nanos() as u64)
+        let Bytes(bytes) = collective_bytes(schedule, plan, index)?;
+        let members = match axis {
+            Axis::Tensor | Axis::Data => grouping.size(self.group() as u32) as usize,
+            Axis::Pipeline | Axis::Ends => 2,
+            Axis::World => self.timings.len(),
+        };
+        Some(self.link?.duration(Operation::from(kind), bytes as usize, members).as_nanos() as u64)
     }
 
-    /// What the emulation makes of the moments at which the last rank of each group has started a collective: on every link
-    /// one after another. Without a link, a collective is under way until the first rank of its group has it. By rank.
+    /// Time for which the busier direction of a rank's link is occupied.
+    pub fn occupied_ns(&self, stage: usize) -> u64 {
+        let (schedule, _) = self.stages[stage];
+        let of = |other: CollectiveKind| {
+            let occupies = move |instruction: &Instruction| match *instruction {
+                Instruction::Start { kind, .. } => kind != other,
+                _ => false,
+            };
+            let starts = schedule.instructions.iter().enumerate();
+            let starts = starts.filter(move |(_, instruction)| occupies(instruction));
+            starts.filter_map(|(index, _)| self.duration_ns(stage, index)).sum::<u64>()
+        };
+        of(CollectiveKind::Send).max(of(CollectiveKind::Recv))
+    }
+
+    /// When each collective and transfer occupied the links, by rank.
     pub fn on_link(&self) -> Vec<Vec<OnLink>> {
-        let ranks = self.timings.len() as u32;
-        let mut free = vec![0; self.timings.len()];
-        let mut runs = vec![Vec::new(); self.timings.len()];
-        for (start, instruction) in self.schedule.instructions.iter().enumerate() {
-            let Instruction::Start { collective, grouping, axis: Axis::Tensor | Axis::Data, .. } =
-                *instruction
-            else {
-                continue;
-            };
-            let sync = Instruction::Sync { collective };
-            let Some(sync) = self.schedule.instructions.iter().position(|other| *other == sync) else {
-                continue;
-            };
-            for group in 0..grouping.groups(ranks) {
-                let members = (0..grouping.size(ranks)).map(|place| grouping.member(group, place) as usize);
-                let begin =
-                    members.clone().map(|rank| self.timings[rank][start].end_ns.max(free[rank])).max();
-                let begin_ns = begin.unwrap_or(0);
-                let end_ns = match self.duration_ns(start) {
-                    Some(duration) => begin_ns + duration,
-                    None => {
-                        let had = members.clone().map(|rank| self.timings[rank][sync].end_ns).min();
-                        had.unwrap_or(0).max(begin_ns)
-                    }
-                };
-                for rank in members {
-                    free[rank] = end_ns;
-                    runs[rank].push(OnLink { start, begin_ns, end_ns });
-                }
+        let ranks = self.timings.len();
+        let mut carried = Vec::new();
+        for (stage, (schedule, _)) in self.stages.iter().enumerate() {
+            for start in 0..schedule.instructions.len() {
+                carried.extend(self.started(stage, start));
             }
         }
-        runs
+        replay(carried, ranks)
     }
 
-    /// The spans of a rank, which is shown as `process`, since `began` on the clock of the timings.
-    fn spans(&self, rank: usize, process: u32, began: u64) -> impl Iterator<Item = Span> + use<'_> {
+    /// What the ranks of a stage start by an instruction, one for each group; of what joins several stages, that of the
+    /// first of them.
+    fn started(&self, stage: usize, start: usize) -> Vec<Carried> {
+        let instruction = self.stages[stage].0.instructions[start];
+        let Instruction::Start { collective, kind, axis, grouping } = instruction else { return Vec::new() };
+        let group = self.group();
+        let place_of = |stage: usize| {
+            let instructions = &self.stages[stage].0.instructions;
+            let started = |other: &Instruction| matches!(other, Instruction::Start { collective: c, .. } if *c == collective);
+            let sync = instructions.iter().position(|other| *other == Instruction::Sync { collective })?;
+            Some((stage, instructions.iter().position(started)?, sync))
+        };
+        // Where stages meet: each of them, with its start and its sync.
+        let meets: Vec<(usize, usize, usize)> = match axis {
+            Axis::Tensor | Axis::Data => place_of(stage).into_iter().collect(),
+            _ => (0..self.stages.len()).filter_map(place_of).collect(),
+        };
+        if meets.first().is_none_or(|(first, ..)| *first != stage) {
+            return Vec::new();
+        }
+        let groups: Vec<Vec<usize>> = match axis {
+            Axis::Tensor | Axis::Data => {
+                let size = grouping.size(group as u32);
+                let members = |at| (0..size).map(move |place| grouping.member(at, place) as usize);
+                (0..grouping.groups(group as u32)).map(|at| members(at).collect()).collect()
+            }
+            Axis::Pipeline | Axis::Ends => (0..group).map(|place| vec![place]).collect(),
+            Axis::World => vec![(0..group).collect()],
+        };
+        let carried = |places: Vec<usize>| {
+            let members = meets.iter().flat_map(|&(stage, start, sync)| {
+                places.iter().map(move |place| (stage * group + place, start, sync))
+            });
+            let members: Vec<(usize, usize, usize)> = members.collect();
+            let times = |of: fn(&(usize, usize, usize)) -> usize| {
+                members.iter().map(move |member| self.timings[member.0][of(member)].end_ns)
+            };
+            Carried {
+                since_ns: times(|member| member.1).max().unwrap_or(0),
+                had_ns: times(|member| member.2).min().unwrap_or(0),
+                duration_ns: self.duration_ns(stage, start),
+                // The first stage of a transfer may be the one that receives.
+                sends_first: match kind {
+                    CollectiveKind::Send => Some(true),
+                    CollectiveKind::Recv => Some(false),
+                    _ => None,
+                },
+                members: members.into_iter().map(|(rank, start, _)| (rank, start)).collect(),
+            }
+        };
+        groups.into_iter().map(carried).collect()
+    }
+
+    /// The spans of a rank, since `began` on the clock of the timings.
+    fn spans(&self, rank: usize, on_link: &[OnLink], began: u64) -> Vec<Span> {
+        let (schedule, _) = self.stages[rank / self.group()];
+        let process = rank as u32;
         let since = move |ns: u64| ns.saturating_sub(began);
-        let on_compute = self.schedule.instructions.iter().zip(&self.timings[rank]);
+        let on_compute = schedule.instructions.iter().zip(&self.timings[rank]);
         let on_compute =
             on_compute.filter(|(instruction, _)| !matches!(instruction, Instruction::Start { .. }));
-        let on_compute = on_compute.map(move |(instruction, timing)| Span {
+        let on_compute = on_compute.map(|(instruction, timing)| Span {
             process,
             track: if instruction.operation().is_some() { Track::Compute } else { Track::Waiting },
             name: instruction_name(instruction),
@@ -95,17 +142,15 @@ impl MeasuredStep<'_> {
             start_ns: since(timing.start_ns),
             end_ns: since(timing.end_ns),
         });
-        let on_link = self.on_link().swap_remove(rank).into_iter().filter_map(
-            move |OnLink { start, begin_ns, end_ns }| {
-                let Instruction::Start { collective, kind, .. } = self.schedule.instructions[start] else {
-                    return None;
-                };
-                let (name, category) = (collective.to_string(), kind.name().to_owned());
-                let (start_ns, end_ns) = (since(begin_ns), since(end_ns));
-                Some(Span { process, track: Track::of(kind), name, category, start_ns, end_ns })
-            },
-        );
-        on_compute.chain(on_link)
+        let on_link = on_link.iter().filter_map(|&OnLink { start, begin_ns, end_ns }| {
+            let Instruction::Start { collective, kind, .. } = schedule.instructions[start] else {
+                return None;
+            };
+            let (name, category) = (collective.to_string(), kind.name().to_owned());
+            let (start_ns, end_ns) = (since(begin_ns), since(end_ns));
+            Some(Span { process, track: Track::of(kind), name, category, start_ns, end_ns })
+        });
+        on_compute.chain(on_link).collect()
     }
 }
 
@@ -116,20 +161,14 @@ pub fn write_measured_trace(
     link: Option<Link>,
     timings: &[Vec<Timing>],
 ) -> io::Result<()> {
-    let group = timings.len() / programs.len();
-    let stages: Vec<MeasuredStep<'_>> = programs
-        .iter()
-        .zip(timings.chunks(group))
-        .map(|(Program { schedule, plan, .. }, timings)| MeasuredStep { schedule, plan, link, timings })
-        .collect();
-    let began = stages.iter().map(MeasuredStep::began_ns).min().unwrap_or(0);
+    let stages = programs.iter().map(|Program { schedule, plan, .. }| (schedule, plan)).collect();
+    let step = MeasuredStep { stages, link, timings };
+    let began = step.began_ns();
     let mut trace = TraceWriter::new(out)?;
-    for (process, (rank, step)) in
-        stages.iter().flat_map(|step| (0..group).map(move |rank| (rank, step))).enumerate()
-    {
-        let process = process as u32;
-        trace.process(process, &format!("rank {process}, {} (measured)", step.schedule.name))?;
-        for span in step.spans(rank, process, began) {
+    for (rank, on_link) in step.on_link().iter().enumerate() {
+        let (schedule, _) = step.stages[rank / step.group()];
+        trace.process(rank as u32, &format!("rank {rank}, {} (measured)", schedule.name))?;
+        for span in step.spans(rank, on_link, began) {
             trace.span(&span)?;
         }
     }
@@ -160,7 +199,7 @@ mod tests {
             })
             .to_vec();
         let link = Link { bandwidth_bytes_per_s: 1e9, latency: Duration::ZERO };
-        let step = MeasuredStep { schedule: &schedule, plan: &plan, link: Some(link), timings: &timings };
+        let step = MeasuredStep { stages: vec![(&schedule, &plan)], link: Some(link), timings: &timings };
         let runs = step.on_link();
         let first = runs[0][0];
         let start = first.start as u64;

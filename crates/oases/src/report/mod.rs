@@ -7,6 +7,7 @@ pub mod layout;
 mod measured;
 pub mod memory;
 mod numbers;
+mod on_link;
 pub mod plan;
 pub mod prediction;
 pub mod reproduction;

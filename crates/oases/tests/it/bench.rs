@@ -249,12 +249,88 @@ fn a_profile_of_degrees_predicts_every_layout_of_them() {
     );
 }
 
+/// Pipelines, replicas and TMP groups: the loss of every row is that of the same schedule on one stage, and everything is predicted.
+#[test]
+fn pipelines_and_replicas_are_compared_and_predicted() {
+    let folder = folder();
+    let schedules =
+        "megatron sub_batches=1,oases,oases chunks=2,oases order=zero-bubble,oases zero=1,oases-w,domino";
+    let bench = |layout: &[&str], more: &[&str]| {
+        let mut arguments = vec!["bench", "bench.toml", "--rounds", "1", "--format", "json"];
+        for set in ["train.batch=16", "model.layers=2"].iter().chain(layout) {
+            arguments.extend(["--set", set]);
+        }
+        let report = json(&folder, &[&arguments[..], more].concat());
+        let rows = report["rows"].as_array().unwrap().clone();
+        for row in &rows {
+            for key in ["step_ms", "predicted_step_ms", "bound_ms"] {
+                assert!(row[key].as_f64().is_some_and(|value| value > 0.0), "{key} in {row}");
+            }
+        }
+        (rows.iter().map(|row| row["loss"].as_f64().unwrap()).collect::<Vec<f64>>(), report)
+    };
+    let link = ["--link", "1 Gbit/s", "--schedule"];
+    let (whole, _) = bench(&["parallel.tensor=2"], &[&link[..], &["megatron sub_batches=1,oases"]].concat());
+    assert!((whole[0] - 256_f64.ln()).abs() < 1.0, "{whole:?}");
+    let grid = ["parallel.tensor=2", "parallel.pipeline=2", "parallel.data=2"];
+    let (losses, report) = bench(&grid, &[&link[..], &[schedules]].concat());
+    assert_eq!(losses.len(), 7);
+    assert!(losses.iter().all(|loss| (loss - whole[0]).abs() <= 2e-5), "{losses:?} beside {whole:?}");
+    assert!(
+        losses[1..].iter().all(|&loss| loss == losses[1]),
+        "equal sub-batches give equal bits: {losses:?}"
+    );
+    let ranks = report["model"].as_array().unwrap().iter().find(|pair| pair[0] == "ranks").unwrap();
+    assert_eq!(ranks[1], "8, threads of one process");
+    // Three stages of three replicas: the slots of no group are a power of two.
+    let odd = ["parallel.tensor=1", "parallel.pipeline=3", "parallel.data=3", "train.batch=18"];
+    let described = ["--timed", "--machine", "rtx3090-8x-pcie"];
+    let schedules = "megatron sub_batches=1,oases,oases zero=1";
+    bench(&odd, &[&described[..], &link[..], &[schedules]].concat());
+    bench(&grid, &[&["--timed"][..], &link[..], &[schedules]].concat());
+}
+
+#[test]
+fn a_trained_step_of_a_pipeline_shows_what_stages_exchange() {
+    let folder = folder();
+    let mut arguments = vec!["train", "bench.toml", "--trace", "t.json"];
+    for set in ["train.steps=1", "parallel.pipeline=2", "link.bandwidth=1 Gbit/s"] {
+        arguments.extend(["--set", set]);
+    }
+    let outcome = folder.oases(&arguments);
+    assert_eq!(outcome.code, 0, "{}", outcome.stderr);
+    let trace: Value =
+        serde_json::from_str(&fs::read_to_string(folder.path().join("t.json")).unwrap()).unwrap();
+    let span = |process: u64, name: &str, category: &str| {
+        let wanted =
+            |e: &&Value| e["ph"] == "X" && e["pid"] == process && e["name"] == name && e["cat"] == category;
+        let found = trace["traceEvents"].as_array().unwrap().iter().find(wanted);
+        let found = found.unwrap_or_else(|| panic!("{category} {name} on rank {process}"));
+        (found["ts"].as_f64().unwrap(), found["dur"].as_f64().unwrap())
+    };
+    // Two stages of two ranks; what one sends the other receives at the same time. The second stage begins with the MLP or the
+    // attention, whichever the balance gives.
+    let text = trace.to_string();
+    let block = ["attn.0", "mlp.0", "head"].into_iter().find(|b| text.contains(&format!("f.{b}.m0.a:p2p")));
+    let name = format!("f.{}.m0.a:p2p", block.unwrap());
+    for rank in 0..2 {
+        assert_eq!(span(rank, &name, "send"), span(rank + 2, &name, "recv"));
+    }
+    // All ranks' norm, and the table of both ends.
+    for (name, groups) in [("norm", vec![vec![0, 1, 2, 3]]), ("g.table", vec![vec![0, 2], vec![1, 3]])] {
+        for group in groups {
+            let first = span(group[0], name, "all_reduce");
+            assert!(group.iter().all(|&rank| span(rank, name, "all_reduce") == first), "{name}");
+        }
+    }
+}
+
 #[test]
 fn a_link_by_its_ratio_needs_an_all_reduce() {
     folder().refuses(
         &["bench", "bench.toml", "--set", "parallel.degrees=1", "--set", "train.batch=8"],
         "error: at TMP degree 1 no block has an all-reduce to compare its forward with\n\n\
-         hint: give links by their speed, such as `--link '1 Gbit/s'`, or a higher degree in `parallel.degrees`\n",
+         hint: give links by their speed, such as `--link '1 Gbit/s'`, or set `parallel.tensor`, or a higher degree in `parallel.degrees`\n",
     );
 }
 
@@ -290,12 +366,12 @@ fn what_cannot_be_compared_is_one_line_and_a_hint() {
     refuses(
         &["--schedule", "oases micro_batches=1"],
         "`micro_batches=1` in the schedule `oases micro_batches=1` is not a change of the configuration",
-        "write KEY=VALUE; the keys are sub_batches, keep, pieces, cut, degrees",
+        "write KEY=VALUE; the keys are sub_batches, keep, pieces, cut, degrees, order, chunks, zero",
     );
     refuses(
         &["--schedule", "all foo=1"],
         "`foo=1` in the schedule `none foo=1` is not a change of the configuration",
-        "write KEY=VALUE; the keys are sub_batches, keep, pieces, cut, degrees",
+        "write KEY=VALUE; the keys are sub_batches, keep, pieces, cut, degrees, order, chunks, zero",
     );
     refuses(
         &["--schedule", "oases degrees=2*1+1*1"],
@@ -309,8 +385,8 @@ fn what_cannot_be_compared_is_one_line_and_a_hint() {
     );
     refuses(
         &["--set", "parallel.tensor=1"],
-        "one rank has no link: `parallel.tensor` = 1",
-        "set `parallel.tensor` to 2 or more",
+        "one rank has no link",
+        "set `parallel.data`, `parallel.pipeline` or `parallel.tensor` to 2 or more",
     );
     refuses(&["--report", "."], "cannot write the report .: it is a folder", "give the path of a file");
 }

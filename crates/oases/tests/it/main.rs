@@ -9,6 +9,7 @@ mod bad_configurations;
 mod bad_files;
 mod bench;
 mod command_line;
+mod launch;
 mod output;
 mod plan;
 mod reproduce;

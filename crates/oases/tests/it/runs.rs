@@ -43,7 +43,7 @@ dir = "run"
 timeout_s = 3
 "#;
 
-fn folder() -> Folder {
+pub fn folder() -> Folder {
     let folder = Folder::new();
     folder.write("config.toml", CONFIGURATION);
     let sentence = |n: usize| format!("The whale number {n} swam {} leagues to the east. ", n * n % 97);
@@ -56,12 +56,12 @@ fn train(folder: &Folder, more: &[&str]) -> Outcome {
 }
 
 /// The lines of metrics.jsonl.
-fn metrics(folder: &Folder, run: &str) -> Vec<Value> {
+pub fn metrics(folder: &Folder, run: &str) -> Vec<Value> {
     let text = fs::read_to_string(folder.path().join(run).join("metrics.jsonl")).unwrap();
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-fn column(lines: &[Value], key: &str) -> Vec<f64> {
+pub fn column(lines: &[Value], key: &str) -> Vec<f64> {
     lines.iter().map(|line| line[key].as_f64().unwrap()).collect()
 }
 

@@ -2,7 +2,7 @@
 
 use oases_exec::comm::Link;
 use oases_plan::Timeline;
-use oases_schedule::{Keep, Keeps, Layout, Plan, Schedule};
+use oases_schedule::{Keep, Keeps, Layout, Optimizer, Plan, Schedule, Stages};
 use oases_train::metrics::median;
 use oases_train::trial::Sample;
 
@@ -48,17 +48,17 @@ impl Cell<'_> {
         })
     }
 
-    /// A step of all ranks of the first stage.
+    /// A step of all ranks.
     pub fn measured<'a>(&'a self, sample: &'a Sample) -> MeasuredStep<'a> {
-        let timings = &sample.timings[..sample.timings.len() / self.stages.len()];
-        MeasuredStep { schedule: &self.stages[0], plan: &self.plans[0], link: Some(self.link), timings }
+        let stages = self.stages.iter().zip(self.plans).collect();
+        MeasuredStep { stages, link: Some(self.link), timings: &sample.timings }
     }
 
-    /// Time in which the link of the first stage is occupied.
+    /// Time in which the link of a rank is occupied, on the stage where it is for longest.
     fn communication_ms(&self) -> f64 {
         let step = self.measured(&self.samples[0]);
-        let instructions = 0..self.stages[0].instructions.len();
-        instructions.filter_map(|index| step.duration_ns(index)).sum::<u64>() as f64 / 1e6
+        let occupied_ns = (0..self.stages.len()).map(|stage| step.occupied_ns(stage));
+        occupied_ns.max().unwrap_or(0) as f64 / 1e6
     }
 
     /// A step lasts until its last stage ends.
@@ -77,27 +77,31 @@ impl Cell<'_> {
     }
 }
 
-/// What a recipe's forwards keep, and at which TMP degrees: schedules that agree in both have the same work to do.
-fn work_of(recipe: &Recipe) -> (Keeps, &Layout) {
+/// What decides on the work of a stage: what forwards keep, the TMP degrees, the cut of the chain, and who updates what.
+type Work<'a> = (Keeps, &'a Layout, &'a Stages, Optimizer);
+
+/// Schedules that agree in this have the same work to do.
+fn work_of(recipe: &Recipe) -> Work<'_> {
     let keeps = match (recipe.variant.keeps_always(), &recipe.request.keep) {
         (Some(always), _) => Keeps::Same(always),
         (None, Keeps::AsScheduled) => Keeps::Same(Keep::Input),
         (None, asked) => asked.clone(),
     };
-    (keeps, &recipe.request.layout)
+    let request = &recipe.request;
+    (keeps, &request.layout, &request.stage.stages, request.optimizer)
 }
 
 /// The rows of one link.
 pub fn rows(cells: &[Cell<'_>], recipes: &[Recipe], label: &str, comm_ratio: Option<f64>) -> Vec<Row> {
     let recipe = |cell: &Cell<'_>| recipes.iter().find(|recipe| recipe.label == cell.name());
-    let kinds: Vec<Option<(Keeps, &Layout)>> = cells.iter().map(|cell| recipe(cell).map(work_of)).collect();
+    let kinds: Vec<Option<Work<'_>>> = cells.iter().map(|cell| recipe(cell).map(work_of)).collect();
     let baseline = cells.iter().find(|cell| cell.name().split(' ').next() == Some(BASELINE));
     let work: Vec<[f64; 2]> = cells.iter().map(|cell| [cell.compute_ms(), cell.communication_ms()]).collect();
-    let least = |kind: &Option<(Keeps, &Layout)>, stream: usize| {
+    let least = |kind: &Option<Work<'_>>, stream: usize| {
         let alike = work.iter().zip(&kinds).filter(|(_, other)| *other == kind);
         alike.map(|(work, _)| work[stream]).fold(f64::INFINITY, f64::min)
     };
-    let row = |(cell, kind): (&Cell<'_>, &Option<(Keeps, &Layout)>)| {
+    let row = |(cell, kind): (&Cell<'_>, &Option<Work<'_>>)| {
         let step_ms = cell.step_ms();
         let steps = cell.samples.iter().map(|sample| sample.step_ns as f64 / 1e6);
         let bound_ms = least(kind, 0).max(least(kind, 1));

@@ -10,7 +10,7 @@ use oases_train::measure::Needs;
 use oases_train::metrics::median;
 use oases_train::trial::{Contender, Sample};
 
-use super::super::measuring::{Comparison, Execution, Subject, timed};
+use super::super::measuring::{Comparison, Execution, Subject, lasting};
 use super::super::plan_run;
 use super::super::sources::told;
 use super::draw;
@@ -142,7 +142,7 @@ impl Trial<'_> {
         let schedules = &self.field.schedules;
         let plans: Vec<Plan> = schedules.iter().map(|schedule| self.subject.plan(schedule)).collect();
         let contender = |(schedule, plan)| {
-            timed(std::slice::from_ref(schedule), std::slice::from_ref(plan), costs, self.link)
+            lasting(std::slice::from_ref(schedule), std::slice::from_ref(plan), costs, self.link)
         };
         let contenders: Vec<Contender> =
             schedules.iter().zip(&plans).map(contender).collect::<Result<_, _>>()?;

@@ -1,0 +1,125 @@
+#!/usr/bin/env bash
+# Runs `oases train` on two hosts, made of network namespaces that a slow link joins: tests/two_hosts.sh [PROGRAM]
+#
+# Needs root, iproute2 and Open MPI, and PROGRAM built with --features mpi. Where namespaces are not allowed it says so and ends
+# with 0. Checks that the losses are those of one process, to the bit with as many ranks as threads; that kill -9 of a rank
+# ends all others; and that the run then goes on as if nothing had been.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+# As mpirun's remote shell: run a command on a host. The options of ssh mean nothing here.
+if [[ ${1:-} == --agent ]]; then
+    shift
+    while [[ $1 == -* ]]; do shift; done
+    host=$1
+    shift
+    exec ip netns exec "$OASES_TEST_NET-${host##*.}" unshare --uts bash -c "hostname host-${host##*.}; $*"
+fi
+
+program=$(realpath "${1:-target/release/oases}")
+export OASES_TEST_NET=oases-test-$$
+timeout_s=8
+folder=$(mktemp -d)
+
+skip() {
+    echo "two_hosts.sh skipped: $1"
+    exit 0
+}
+fail() {
+    echo "two_hosts.sh failed: $1" >&2
+    tail -n 20 "$folder"/*.txt >&2
+    exit 1
+}
+clean_up() {
+    local host process
+    for host in 1 2; do
+        for process in $(ip netns pids "$OASES_TEST_NET-$host" 2>/dev/null); do kill -9 "$process" 2>/dev/null || true; done
+        ip netns del "$OASES_TEST_NET-$host" 2>/dev/null || true
+    done
+    rm -rf "$folder"
+}
+trap clean_up EXIT
+
+command -v mpirun.openmpi >/dev/null || skip "there is no Open MPI"
+command -v ip >/dev/null && command -v tc >/dev/null || skip "there is no iproute2"
+unshare --uts true 2>/dev/null || skip "namespaces are not allowed"
+for host in 1 2; do
+    ip netns add "$OASES_TEST_NET-$host" 2>/dev/null || skip "network namespaces are not allowed"
+done
+ip link add eth0 netns "$OASES_TEST_NET-1" type veth peer name eth0 netns "$OASES_TEST_NET-2" ||
+    skip "virtual links are not allowed"
+for host in 1 2; do
+    ip -n "$OASES_TEST_NET-$host" addr add "10.98.0.$host/24" dev eth0
+    ip -n "$OASES_TEST_NET-$host" link set lo up
+    ip -n "$OASES_TEST_NET-$host" link set eth0 up
+    tc -n "$OASES_TEST_NET-$host" qdisc add dev eth0 root tbf rate 1gbit burst 256kb latency 20ms 2>/dev/null ||
+        echo "the kernel cannot shape links: this one is fast"
+done
+
+# A small run, whose learning rate does not depend on its length; the first argument is its folder, in $folder.
+options() {
+    echo configs/quickstart.toml --set model.layers=2 --set model.hidden=64 --set model.heads=4 --set model.sequence=64 \
+        --set model.dropout=0.1 --set train.batch=8 --set train.eval_every=1000 --set "train.steps=${steps:-12}" \
+        --set train.checkpoint_every=4 --set train.warmup=0 --set train.final_learning_rate=1 --set "run.timeout_s=$timeout_s" --set "run.dir=$folder/$1"
+}
+one_process() {
+    # shellcheck disable=SC2046
+    "$program" train $(options "$1") "${@:2}" >"$folder/$1.txt" 2>&1
+}
+two_hosts() {
+    # shellcheck disable=SC2046
+    ip netns exec "$OASES_TEST_NET-1" unshare --uts bash -c 'hostname host-1; exec "$@"' _ \
+        timeout 300 mpirun.openmpi --allow-run-as-root --bind-to none -np 2 -H 10.98.0.1,10.98.0.2 \
+        --mca plm_rsh_agent "$PWD/tests/two_hosts.sh --agent" --mca pml ob1 --mca btl tcp,self \
+        --mca btl_tcp_if_include eth0 --mca oob_tcp_if_include eth0 \
+        "$program" train $(options "$1") "${@:2}" >>"$folder/$1.txt" 2>&1
+}
+losses() {
+    sed -n 's/.*"loss":\([^,]*\),.*/\1/p' "$folder/$1/metrics.jsonl"
+}
+
+one_process single --set parallel.tensor=1 || fail "the run of one rank"
+one_process threads || fail "the run of two threads"
+two_hosts hosts || fail "the run of two hosts"
+[[ $(losses hosts) == "$(losses threads)" ]] || fail "two hosts have other losses than two threads"
+cmp -s "$folder"/{hosts,threads}/checkpoints/step-00000012.safetensors || fail "two hosts write another checkpoint"
+paste <(losses single) <(losses hosts) |
+    awk '{ d = $1 - $2; if (d < 0) d = -d; if (d > 2e-5) wrong = 1 } END { exit wrong || NR != 12 }' ||
+    fail "two hosts have other losses than one rank"
+
+# Far more steps than there is time for, so that the rank is killed in one of them.
+steps=100000 two_hosts killed &
+run=$!
+for _ in $(seq 600); do
+    [[ -e $folder/killed/checkpoints/step-00000008.safetensors ]] && break
+    sleep 0.1
+done
+for process in $(ip netns pids "$OASES_TEST_NET-2"); do
+    [[ $(cat "/proc/$process/comm" 2>/dev/null) == oases ]] && kill -9 "$process"
+done
+killed_at=$SECONDS
+wait "$run" && fail "a run with a killed rank ended well"
+((SECONDS - killed_at <= timeout_s + 4)) || fail "the others lived on for $((SECONDS - killed_at)) s"
+for host in 1 2; do
+    [[ -z $(ip netns pids "$OASES_TEST_NET-$host") ]] || { sleep 1; }
+    [[ -z $(ip netns pids "$OASES_TEST_NET-$host") ]] || fail "a process of host $host is left"
+done
+grep -q 'rank 1' "$folder/killed.txt" || fail "the killed rank is not named"
+done_steps=$(ls "$folder/killed/checkpoints" | sed -n 's/^step-0*\([0-9]*\).safetensors$/\1/p' | sort -n | tail -1)
+steps=$((done_steps + 4)) two_hosts killed --resume || fail "the run did not go on"
+steps=$((done_steps + 4)) one_process undisturbed || fail "the undisturbed run"
+[[ $(losses killed | tail -n 4) == "$(losses undisturbed | tail -n 4)" ]] || fail "the run went on with other losses"
+
+# A signal to one host stops both, with a checkpoint.
+steps=100000 two_hosts stopped &
+run=$!
+for _ in $(seq 600); do
+    [[ -e $folder/stopped/checkpoints/step-00000004.safetensors ]] && break
+    sleep 0.1
+done
+for process in $(ip netns pids "$OASES_TEST_NET-2"); do
+    [[ $(cat "/proc/$process/comm" 2>/dev/null) == oases ]] && kill -TERM "$process"
+done
+wait "$run" || fail "a run that was asked to stop failed"
+grep -q 'stopped after step .* with --resume' "$folder/stopped.txt" || fail "it is not said how to go on"
+echo "two_hosts.sh passed: same losses, a killed rank, a stop"
