@@ -3,7 +3,7 @@
 #
 # Needs root, iproute2 and Open MPI, and PROGRAM built with --features mpi. Where namespaces are not allowed it says so and ends
 # with 0. Checks that the losses are those of one process, to the bit with as many ranks as threads; that kill -9 of a rank
-# ends all others; and that the run then goes on as if nothing had been.
+# ends all others; and that the run then goes on as if nothing had been. OASES_TEST_KILLS is the number of kills, else 1.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -19,6 +19,7 @@ fi
 program=$(realpath "${1:-target/release/oases}")
 export OASES_TEST_NET=oases-test-$$
 timeout_s=8
+kills=${OASES_TEST_KILLS:-1}
 folder=$(mktemp -d)
 
 skip() {
@@ -87,28 +88,47 @@ paste <(losses single) <(losses hosts) |
     awk '{ d = $1 - $2; if (d < 0) d = -d; if (d > 2e-5) wrong = 1 } END { exit wrong || NR != 12 }' ||
     fail "two hosts have other losses than one rank"
 
-# Far more steps than there is time for, so that the rank is killed in one of them.
-steps=100000 two_hosts killed &
-run=$!
-for _ in $(seq 600); do
-    [[ -e $folder/killed/checkpoints/step-00000008.safetensors ]] && break
-    sleep 0.1
-done
-for process in $(ip netns pids "$OASES_TEST_NET-2"); do
-    [[ $(cat "/proc/$process/comm" 2>/dev/null) == oases ]] && kill -9 "$process"
-done
-killed_at=$SECONDS
-wait "$run" && fail "a run with a killed rank ended well"
-((SECONDS - killed_at <= timeout_s + 4)) || fail "the others lived on for $((SECONDS - killed_at)) s"
-for host in 1 2; do
-    [[ -z $(ip netns pids "$OASES_TEST_NET-$host") ]] || { sleep 1; }
-    [[ -z $(ip netns pids "$OASES_TEST_NET-$host") ]] || fail "a process of host $host is left"
-done
-grep -q 'rank 1' "$folder/killed.txt" || fail "the killed rank is not named"
-done_steps=$(ls "$folder/killed/checkpoints" | sed -n 's/^step-0*\([0-9]*\).safetensors$/\1/p' | sort -n | tail -1)
-steps=$((done_steps + 4)) two_hosts killed --resume || fail "the run did not go on"
-steps=$((done_steps + 4)) one_process undisturbed || fail "the undisturbed run"
-[[ $(losses killed | tail -n 4) == "$(losses undisturbed | tail -n 4)" ]] || fail "the run went on with other losses"
+# The processes of the run in a folder, without mpirun and shells.
+ranks_of() {
+    local process
+    for process in $(pgrep -f "run.dir=$folder/$1( |\$)"); do
+        [[ $(cat "/proc/$process/comm" 2>/dev/null) != oases ]] || echo "$process"
+    done
+}
+newest() {
+    ls "$folder/$1/checkpoints" 2>/dev/null | sed -n 's/^step-0*\([0-9]*\).safetensors$/\1/p' | sort -n | tail -1
+}
+# kills RUNNER NAME OPTIONS…: starts a run and kills one of its ranks with SIGKILL at a random moment, $kills times, each going on from the
+# last; then lets it end, and compares all of its losses with those of a run that nobody disturbed.
+kills() {
+    local runner=$1 name=$2 run victim rank killed_at resume=() number
+    shift 2
+    for number in $(seq "$kills"); do
+        : >"$folder/$name.txt"
+        # Far more steps than there is time for, so that the rank is killed in one of them.
+        steps=100000 "$runner" "$name" "$@" "${resume[@]}" &
+        run=$!
+        sleep "$((RANDOM % 4)).$((RANDOM % 1000))"
+        until victim=$(ranks_of "$name" | shuf -n 1) && [[ -n $victim ]]; do sleep 0.01; done
+        rank=$([[ $(ip netns identify "$victim") == *-2 ]] && echo 1 || echo 0)
+        kill -9 "$victim"
+        killed_at=$(date +%s%N)
+        wait "$run" && fail "a run with a killed rank ended well"
+        while [[ -n $(ranks_of "$name") ]]; do
+            (($(date +%s%N) - killed_at < (timeout_s + 4) * 1000000000)) || fail "kill $number: a rank lives on"
+            sleep 0.1
+        done
+        echo "$name, kill $number: rank $rank after step $(newest "$name"); all gone after $((($(date +%s%N) - killed_at) / 1000000)) ms"
+        [[ $runner == one_process ]] || grep -q "rank $rank" "$folder/$name.txt" || fail "the killed rank $rank is not named"
+        if [[ -n $(newest "$name") ]]; then resume=(--resume); else rm -rf "${folder:?}/$name"; fi
+    done
+    steps=$(($(newest "$name") + 4))
+    steps=$steps "$runner" "$name" "$@" "${resume[@]}" || fail "the run did not go on"
+    steps=$steps one_process "$name-undisturbed" "$@" || fail "the undisturbed run"
+    [[ $(losses "$name") == "$(losses "$name-undisturbed")" ]] || fail "the run went on with other losses"
+}
+kills two_hosts killed
+kills one_process killed-threads --set parallel.data=2 --set parallel.pipeline=2 --set schedule.micro_batches=2
 
 # A signal to one host stops both, with a checkpoint.
 steps=100000 two_hosts stopped &
