@@ -1,5 +1,7 @@
 //! Choosing the next token from logits.
 
+use std::cmp::Ordering;
+
 use crate::error::{Error, Result};
 use crate::streams::{Stream, draw, words};
 
@@ -10,6 +12,9 @@ pub struct Sampling {
     pub temperature: f32,
     /// Only this many of the most likely tokens can be chosen.
     pub top_k: Option<usize>,
+    /// Only the fewest of the most likely tokens that together have this probability can be chosen (nucleus sampling; Holtzman
+    /// et al., arXiv 1904.09751), after `temperature` and `top_k`. From above 0 to 1, which keeps all.
+    pub top_p: f32,
     /// The same seed, logits and settings give the same tokens.
     pub seed: u64,
 }
@@ -28,10 +33,22 @@ struct Candidate {
     logit: f32,
 }
 
+impl Candidate {
+    /// The most likely first; among equals the lower token.
+    fn by_likelihood(&self, other: &Candidate) -> Ordering {
+        other.logit.total_cmp(&self.logit).then(self.token.cmp(&other.token))
+    }
+
+    /// Its probability, up to a factor that all share.
+    fn weight(&self, highest: f32, temperature: f64) -> f64 {
+        ((f64::from(self.logit) - f64::from(highest)) / temperature).exp()
+    }
+}
+
 impl Sampler {
-    /// Checks the settings: a finite temperature of at least 0, a `top_k` of at least 1.
+    /// Checks the settings: a finite temperature of at least 0, a `top_k` of at least 1, a `top_p` in (0, 1].
     pub fn new(sampling: Sampling) -> Result<Self> {
-        let Sampling { temperature, top_k, .. } = sampling;
+        let Sampling { temperature, top_k, top_p, .. } = sampling;
         if !(temperature.is_finite() && temperature >= 0.0) {
             return Err(Error::configuration(format!("temperature {temperature} is not a number from 0 up"))
                 .with_hint("0 takes the most likely token, 0.8 is usual, 1 follows the model"));
@@ -39,6 +56,10 @@ impl Sampler {
         if top_k == Some(0) {
             return Err(Error::configuration("top-k of 0 leaves no token to choose from")
                 .with_hint("leave top-k out to choose from all tokens"));
+        }
+        if !(top_p > 0.0 && top_p <= 1.0) {
+            return Err(Error::configuration(format!("top-p {top_p} is not above 0 and at most 1"))
+                .with_hint("0.9 leaves the unlikely tail out, 1 chooses from all tokens"));
         }
         Ok(Self { sampling, chosen: 0, candidates: Vec::new() })
     }
@@ -50,15 +71,17 @@ impl Sampler {
         self.collect(logits)?;
         let [count_low, count_high] = words(self.chosen);
         self.chosen += 1;
-        let Sampling { temperature, top_k, seed } = self.sampling;
+        let Sampling { temperature, top_k, top_p, seed } = self.sampling;
         if temperature == 0.0 {
             return Ok(self.most_likely().token);
         }
+        let temperature = f64::from(temperature);
         self.keep_top(top_k.unwrap_or(usize::MAX));
+        self.keep_nucleus(f64::from(top_p), temperature);
         let [low, high, ..] = draw(Stream::Sampling, seed, [count_low, count_high, 0]);
         // 53 random bits: every number of [0, 1) that the mantissa can hold at this spacing.
         let uniform = (u64::from(high) << 21 | u64::from(low) >> 11) as f64 / (1u64 << 53) as f64;
-        Ok(self.invert(uniform, f64::from(temperature)))
+        Ok(self.invert(uniform, temperature))
     }
 
     /// All tokens that are not forbidden, in order.
@@ -86,17 +109,34 @@ impl Sampler {
         if count >= self.candidates.len() {
             return;
         }
-        let by_likelihood =
-            |a: &Candidate, b: &Candidate| b.logit.total_cmp(&a.logit).then(a.token.cmp(&b.token));
-        self.candidates.select_nth_unstable_by(count, by_likelihood);
+        self.candidates.select_nth_unstable_by(count, Candidate::by_likelihood);
+        self.candidates.truncate(count);
+        self.candidates.sort_unstable_by_key(|candidate| candidate.token);
+    }
+
+    /// Drops all but the fewest most likely candidates that have the share `top_p` of the probability, and puts them back in order.
+    fn keep_nucleus(&mut self, top_p: f64, temperature: f64) {
+        if top_p >= 1.0 {
+            return;
+        }
+        self.candidates.sort_unstable_by(Candidate::by_likelihood);
+        let highest = self.candidates[0].logit;
+        let weights = self.candidates.iter().map(|candidate| candidate.weight(highest, temperature));
+        let mut left = top_p * weights.clone().sum::<f64>();
+        let passes = |weight: f64| {
+            left -= weight;
+            left <= 0.0
+        };
+        let count =
+            weights.map(passes).position(|passed| passed).map_or(self.candidates.len(), |last| last + 1);
         self.candidates.truncate(count);
         self.candidates.sort_unstable_by_key(|candidate| candidate.token);
     }
 
     /// The candidate at which the cumulative distribution passes `uniform`.
     fn invert(&self, uniform: f64, temperature: f64) -> u32 {
-        let highest = f64::from(self.most_likely().logit);
-        let weight = |candidate: &Candidate| ((f64::from(candidate.logit) - highest) / temperature).exp();
+        let highest = self.most_likely().logit;
+        let weight = |candidate: &Candidate| candidate.weight(highest, temperature);
         let mut left = uniform * self.candidates.iter().map(weight).sum::<f64>();
         for candidate in &self.candidates {
             left -= weight(candidate);
@@ -114,7 +154,11 @@ mod tests {
     use super::*;
 
     fn sampler(temperature: f32, top_k: Option<usize>, seed: u64) -> Sampler {
-        Sampler::new(Sampling { temperature, top_k, seed }).unwrap()
+        Sampler::new(Sampling { temperature, top_k, top_p: 1.0, seed }).unwrap()
+    }
+
+    fn nucleus(temperature: f32, top_k: Option<usize>, top_p: f32, seed: u64) -> Sampler {
+        Sampler::new(Sampling { temperature, top_k, top_p, seed }).unwrap()
     }
 
     /// Chi-squared of 20,000 choices against softmax(logits / temperature) over the allowed tokens.
@@ -145,6 +189,20 @@ mod tests {
         assert!(found < 13.8, "{found}");
     }
 
+    /// The probabilities of `LOGITS` at temperature 1 are 0.448 (token 2), 0.272 (5), 0.165 (0), 0.078 (3), 0.037 (1).
+    #[test]
+    fn the_nucleus_is_the_fewest_tokens_that_reach_its_share() {
+        for (top_p, allowed) in
+            [(0.4, &[2][..]), (0.46, &[2, 5]), (0.71, &[2, 5]), (0.73, &[0, 2, 5]), (0.95, &[0, 2, 3, 5])]
+        {
+            let found = chi_squared(&mut nucleus(1.0, None, top_p, 5), &LOGITS, 1.0, allowed);
+            assert!(found < 16.3, "{top_p}: {found}");
+        }
+        // Behind the temperature: at 0.5 token 2 alone has 0.65. Behind top-k: of two, token 2 has 0.62.
+        assert!((0..50).all(|_| nucleus(0.5, None, 0.6, 6).choose(&LOGITS).unwrap() == 2));
+        assert!((0..50).all(|_| nucleus(1.0, Some(2), 0.6, 7).choose(&LOGITS).unwrap() == 2));
+    }
+
     #[test]
     fn zero_temperature_and_top_1_take_the_most_likely() {
         for mut sampler in [sampler(0.0, None, 1), sampler(0.0, Some(3), 1), sampler(5.0, Some(1), 1)] {
@@ -173,8 +231,17 @@ mod tests {
 
     #[test]
     fn bad_settings_and_logits_are_refused() {
-        for (temperature, top_k) in [(-1.0, None), (f32::NAN, None), (f32::INFINITY, None), (1.0, Some(0))] {
-            let error = Sampler::new(Sampling { temperature, top_k, seed: 0 }).unwrap_err();
+        let settings = [
+            (-1.0, None, 1.0),
+            (f32::NAN, None, 1.0),
+            (f32::INFINITY, None, 1.0),
+            (1.0, Some(0), 1.0),
+            (1.0, None, 0.0),
+            (1.0, None, 1.1),
+            (1.0, None, f32::NAN),
+        ];
+        for (temperature, top_k, top_p) in settings {
+            let error = Sampler::new(Sampling { temperature, top_k, top_p, seed: 0 }).unwrap_err();
             assert!(matches!(error, Error::Configuration { .. }) && error.hint().is_some());
         }
         for logits in [&[][..], &[f32::NAN], &[f32::INFINITY, 1.0], &[f32::NEG_INFINITY]] {

@@ -35,7 +35,8 @@ pub fn run(args: &GenerateArgs, environment: &Environment, terminal: &Terminal) 
     }
     let workspace = CpuBackend::workspace(&model);
     let mut generator = Generator::load(&model, &latest.checkpoint, workspace).map_err(plan_run::told)?;
-    let sampling = Sampling { temperature: args.temperature, top_k: args.top_k, seed: args.seed };
+    let sampling =
+        Sampling { temperature: args.temperature, top_k: args.top_k, top_p: args.top_p, seed: args.seed };
     let mut sampler = Sampler::new(sampling).map_err(plan_run::told)?;
 
     let mut tokens: Vec<u32> = args.prompt.bytes().map(u32::from).collect();
@@ -75,6 +76,12 @@ fn check(args: &GenerateArgs) -> Result<(), UserError> {
         return Err(UserError::new(
             "`--top-k` must be at least 1",
             "leave it out to choose among all tokens",
+        ));
+    }
+    if !(args.top_p > 0.0 && args.top_p <= 1.0) {
+        return Err(UserError::new(
+            format!("`--top-p` must be above 0 and at most 1, not {}", args.top_p),
+            "0.9 leaves the unlikely tail out, 1 chooses among all tokens",
         ));
     }
     if !args.run.join("config.toml").is_file() {

@@ -53,6 +53,11 @@ fn what_cannot_be_understood_is_one_line_and_a_hint() {
             "leave it out to choose among all tokens",
         ),
         (
+            &["generate", "run", "--prompt", "p", "--top-p", "0"],
+            "`--top-p` must be above 0 and at most 1, not 0",
+            "0.9 leaves the unlikely tail out, 1 chooses among all tokens",
+        ),
+        (
             &["man", "trian"],
             "there is no command `trian`",
             "the commands are train, explain, simulate, profile, plan, bench, generate, reproduce, doctor, completions, man, help",
