@@ -13,7 +13,9 @@ if [[ ${1:-} == --agent ]]; then
     while [[ $1 == -* ]]; do shift; done
     host=$1
     shift
-    exec ip netns exec "$OASES_TEST_NET-${host##*.}" unshare --uts bash -c "hostname host-${host##*.}; $*"
+    # A host that has another folder of this name.
+    hide=${OASES_TEST_HIDE:+mount -t tmpfs tmpfs $OASES_TEST_HIDE;}
+    exec ip netns exec "$OASES_TEST_NET-${host##*.}" unshare --uts --mount bash -c "hostname host-${host##*.}; $hide $*"
 fi
 
 program=$(realpath "${1:-target/release/oases}")
@@ -37,6 +39,7 @@ clean_up() {
         for process in $(ip netns pids "$OASES_TEST_NET-$host" 2>/dev/null); do kill -9 "$process" 2>/dev/null || true; done
         ip netns del "$OASES_TEST_NET-$host" 2>/dev/null || true
     done
+    umount "$folder/small" 2>/dev/null || true
     rm -rf "$folder"
 }
 trap clean_up EXIT
@@ -130,16 +133,49 @@ kills() {
 kills two_hosts killed
 kills one_process killed-threads --set parallel.data=2 --set parallel.pipeline=2 --set schedule.micro_batches=2
 
-# A signal to one host stops both, with a checkpoint.
-steps=100000 two_hosts stopped &
-run=$!
-for _ in $(seq 600); do
-    [[ -e $folder/stopped/checkpoints/step-00000004.safetensors ]] && break
-    sleep 0.1
-done
-for process in $(ip netns pids "$OASES_TEST_NET-2"); do
-    [[ $(cat "/proc/$process/comm" 2>/dev/null) == oases ]] && kill -TERM "$process"
-done
-wait "$run" || fail "a run that was asked to stop failed"
-grep -q 'stopped after step .* with --resume' "$folder/stopped.txt" || fail "it is not said how to go on"
-echo "two_hosts.sh passed: same losses, a killed rank, a stop"
+# A signal to a rank, or one that mpirun passes on, stops both with a checkpoint.
+stops() {
+    local name=$1 signal=$2 run
+    steps=100000 two_hosts "$name" &
+    run=$!
+    for _ in $(seq 600); do
+        [[ -e $folder/$name/checkpoints/step-00000004.safetensors ]] && break
+        sleep 0.1
+    done
+    kill "-$signal" $($3)
+    wait "$run" || fail "a run that was asked to stop failed"
+    grep -q 'stopped after step .* with --resume' "$folder/$name.txt" || fail "it is not said how to go on"
+}
+rank_1() { for process in $(ranks_of stopped); do [[ $(ip netns identify "$process") != *-2 ]] || echo "$process"; done; }
+launcher() { pgrep -x -f "mpirun.openmpi .*run.dir=$folder/passed-on"; }
+stops stopped TERM rank_1
+stops passed-on USR1 launcher
+
+# What the user can mend ends with 2 on all ranks, is told once, and leaves nothing.
+refused() {
+    local name=$1 message=$2 code=0
+    shift 2
+    "$@" || code=$?
+    [[ $code == 2 ]] || fail "$name ended with $code"
+    [[ $(grep -c '^error' "$folder/$name.txt") == 1 ]] && grep -q "$message" "$folder/$name.txt" || fail "$name is not told once"
+}
+: >"$folder/hosts.txt"
+refused hosts 'already holds a run' two_hosts hosts
+# shellcheck disable=SC2030
+(
+    export OASES_TEST_HIDE=$folder
+    refused hidden 'does not see the run folder' two_hosts hidden
+)
+[[ ! -e $folder/hidden ]] || fail "a run that was refused leaves its folder"
+
+# A full disk is what every rank tells of, and the checkpoints before are whole.
+mkdir "$folder/small"
+if mount -t tmpfs -o size=2M tmpfs "$folder/small"; then
+    for number in 1 2 3; do
+        one_process "small/run-$number" --set parallel.data=2 --set train.keep_checkpoints=100 && fail "more was written than there is room for"
+        grep -q 'No space left on device' "$folder/small/run-$number.txt" || fail "a full disk is told as something else"
+        rm -rf "$folder/small"/run-*
+    done
+    umount "$folder/small"
+fi
+echo "two_hosts.sh passed: same losses, a killed rank, stops, refusals, a full disk"

@@ -7,17 +7,30 @@ use oases_exec::comm::{CommunicatorError, HostGroup};
 
 use crate::error::{Error, Result};
 
+/// Before the text of an error that another rank hears of.
+const TO_MEND: char = 'm';
+const FAULT: char = 'f';
+
 /// Returns `own` where no rank has an error. Where one has, all get one: its own, or that another rank has one.
 pub(crate) fn all_succeed<T>(host: &impl HostGroup, own: Result<T>, doing: &str) -> Result<T> {
-    let text = own.as_ref().err().map(|error| error.to_string()).unwrap_or_default();
-    let verdict = decide(host, text.into_bytes(), |texts| {
+    let text = own.as_ref().err().map(|error| {
+        let kind = if error.is_to_mend() { TO_MEND } else { FAULT };
+        format!("{kind}{error}")
+    });
+    let verdict = decide(host, text.unwrap_or_default().into_bytes(), |texts| {
         let failed = texts.iter().enumerate().find(|(_, text)| !text.is_empty());
-        failed.map(|(rank, text)| format!("rank {rank}: {}", String::from_utf8_lossy(text)))
+        failed.map(|(rank, text)| {
+            let text = String::from_utf8_lossy(text);
+            let (kind, text) = text.split_at(1);
+            format!("{kind}rank {rank}: {text}")
+        })
     });
     match (own, verdict) {
         (Err(own), _) => Err(own),
         (Ok(_), Err(lost)) => Err(Error::communicator(&lost, &format!(" ({doing})"))),
-        (Ok(_), Ok(Some(other))) => Err(Error::consequence(other)),
+        (Ok(_), Ok(Some(other))) => {
+            Err(Error::Elsewhere { message: other[1..].to_owned(), to_mend: other.starts_with(TO_MEND) })
+        }
         (Ok(value), Ok(None)) => Ok(value),
     }
 }
@@ -47,7 +60,9 @@ pub(crate) fn same_facts(host: &impl HostGroup, facts: &[(&str, u64)]) -> Result
             Err(Error::configuration(format!("ranks disagree: {problems}"))
                 .with_hint("start all ranks with the same program, configuration and text files"))
         }
-        Some(problems) => Err(Error::consequence(format!("ranks disagree: {problems}"))),
+        Some(problems) => {
+            Err(Error::Elsewhere { message: format!("ranks disagree: {problems}"), to_mend: true })
+        }
     }
 }
 
@@ -81,7 +96,7 @@ pub(crate) fn same_where_shared(
     match verdict.map_err(|lost| Error::communicator(&lost, " (comparing weights)"))? {
         None => Ok(()),
         Some(problem) if host.rank() == 0 => Err(Error::rank(0, problem)),
-        Some(problem) => Err(Error::consequence(problem)),
+        Some(message) => Err(Error::Elsewhere { message, to_mend: false }),
     }
 }
 
@@ -129,7 +144,9 @@ mod tests {
     fn an_error_of_one_rank_reaches_all() {
         let told = on_three(|rank, host| {
             let own = if rank == 1 { Err(Error::configuration("no space")) } else { Ok(()) };
-            all_succeed(host, own, "checkpoint")
+            let heard = all_succeed(host, own, "checkpoint");
+            assert!(heard.as_ref().is_err_and(Error::is_to_mend), "all end with the same exit code");
+            heard
         });
         assert_eq!(told, ["rank 1: no space", "no space", "rank 1: no space"]);
         assert_eq!(on_three(|_, host| all_succeed(host, Ok(()), "checkpoint")), ["", "", ""]);

@@ -62,6 +62,14 @@ pub enum Error {
         /// Whether the cause is another rank's failure.
         consequence: bool,
     },
+    /// Another rank cannot go on, and tells why itself.
+    #[error("{message}")]
+    Elsewhere {
+        /// What it tells.
+        message: String,
+        /// Whether that is something to mend, as [`Error::is_to_mend`].
+        to_mend: bool,
+    },
     /// The loss or the gradient is not a number any more.
     #[error("step {step}: loss {loss}, gradient norm {grad_norm}: training has diverged")]
     NonFinite {
@@ -112,11 +120,6 @@ impl Error {
         Self::Rank { world_rank, message: message.into() }
     }
 
-    /// What a rank reports that ends because of another.
-    pub(crate) fn consequence(message: impl Into<String>) -> Self {
-        Self::Communicator { message: message.into(), consequence: true }
-    }
-
     /// A collective that failed; `at` says where in the run.
     pub(crate) fn communicator(error: &CommunicatorError, at: &str) -> Self {
         let consequence = matches!(error, CommunicatorError::PeerFailed { .. });
@@ -137,6 +140,7 @@ impl Error {
             Self::InputOutput { .. }
             | Self::Rank { .. }
             | Self::Communicator { .. }
+            | Self::Elsewhere { .. }
             | Self::NonFinite { .. }
             | Self::NonFiniteWeights { .. }
             | Self::Internal { .. } => {}
@@ -146,7 +150,23 @@ impl Error {
 
     /// Whether it only tells of another rank's failure.
     pub fn is_consequence(&self) -> bool {
-        matches!(self, Self::Communicator { consequence: true, .. })
+        matches!(self, Self::Communicator { consequence: true, .. } | Self::Elsewhere { .. })
+    }
+
+    /// Whether the user can mend it: settings, files and folders, not faults.
+    pub fn is_to_mend(&self) -> bool {
+        match self {
+            Self::Configuration { .. }
+            | Self::Data { .. }
+            | Self::Checkpoint { .. }
+            | Self::InputOutput { .. } => true,
+            Self::Elsewhere { to_mend, .. } => *to_mend,
+            Self::Rank { .. }
+            | Self::Communicator { .. }
+            | Self::NonFinite { .. }
+            | Self::NonFiniteWeights { .. }
+            | Self::Internal { .. } => false,
+        }
     }
 
     /// What the user can do about it, where that is known.
@@ -158,6 +178,7 @@ impl Error {
             Self::Rank { .. } | Self::Communicator { .. } => {
                 Some("go on from the newest checkpoint, if there is one, with --resume")
             }
+            Self::Elsewhere { .. } => None,
             Self::InputOutput { source, .. } => hint_for(source.kind()),
             Self::NonFinite { .. } | Self::NonFiniteWeights { .. } => Some(
                 "go on from the newest checkpoint, if there is one, with a lower learning rate or a lower clip",

@@ -130,13 +130,13 @@ impl Job {
         Bytes(of_stages * u64::from(self.options.layout.group()))
     }
 
-    /// What must be the same on all ranks, each with its digest.
+    /// What must be the same on all ranks, each with its digest; `program` is that of the program.
     #[cfg(feature = "mpi")]
-    pub(crate) fn facts(&self) -> [(&'static str, u64); 4] {
+    pub(crate) fn facts(&self, program: u64) -> [(&'static str, u64); 4] {
         let text = |text: &str| Digest::default().text(text).finish();
         let schedules: String = self.stages.iter().map(|stage| stage.train.schedule.to_string()).collect();
         [
-            ("the program's version", text(env!("CARGO_PKG_VERSION"))),
+            ("the program", program),
             ("the configuration", text(&self.options.config)),
             ("the schedule", text(&schedules)),
             ("the training text", self.train_data.digest()),

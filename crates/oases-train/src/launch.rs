@@ -15,7 +15,7 @@ use oases_exec::arena::{Arena, Region};
 use oases_exec::comm::local::{LocalOptions, group};
 use oases_exec::comm::{Communicator, HostGroup, probe};
 use oases_exec::{CpuBackend, Interpreter, Progress};
-use oases_schedule::Bytes;
+use oases_schedule::{Bytes, Optimizer};
 
 use crate::checkpoint::{Checkpoint, Checkpoints};
 use crate::data::Batch;
@@ -297,6 +297,7 @@ impl Course {
             |value: fn(&StepMetrics) -> f64| median(&mut self.metrics.iter().map(value).collect::<Vec<_>>());
         let done = self.metrics.last().map_or(first, |last| last.step);
         let seconds = elapsed.as_secs_f64();
+        let tensor = job.options.layout.degrees().iter().copied().max().unwrap_or(1);
         Summary {
             steps: done,
             tokens: done * job.tokens_per_step(),
@@ -311,8 +312,11 @@ impl Course {
             arena_bytes_used: reports.iter().map(|report| report.arena_used.0).max().unwrap_or(0),
             schedule: job.stages[0].train.schedule.name.clone(),
             ranks: job.options.ranks() as usize,
+            data: (job.options.layout.group() / tensor) as usize,
             pipeline: job.stages.len(),
-            tensor: job.options.layout.degrees().iter().copied().max().unwrap_or(1) as usize,
+            order: job.options.order.name().to_owned(),
+            zero: job.options.moments == Optimizer::Sharded,
+            tensor: tensor as usize,
             degrees: job.options.layout.to_string(),
             parameters: job.options.model.parameter_count(),
             checkpoint: self.checkpoint.clone(),

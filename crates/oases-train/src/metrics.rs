@@ -72,9 +72,18 @@ pub struct Summary {
     /// Ranks of all stages.
     #[serde(default)]
     pub ranks: usize,
+    /// Replicas of the group that has the highest TMP degree.
+    #[serde(default)]
+    pub data: usize,
     /// Pipeline stages.
     #[serde(default)]
     pub pipeline: usize,
+    /// The order of micro-batches in a pipeline.
+    #[serde(default)]
+    pub order: String,
+    /// Whether replicas share the optimizer's state.
+    #[serde(default)]
+    pub zero: bool,
     /// The highest TMP degree of a block.
     pub tensor: usize,
     /// The TMP degree of every block: `2`, or `2*3 1*4 2*3` by runs of blocks.

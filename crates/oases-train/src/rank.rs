@@ -79,20 +79,22 @@ impl<B: Backend, C: Communicator<B::Region>, H: HostGroup> Rank<'_, B, C, H> {
         self.compare_weights(first)?;
         let (mut timings, mut reached) = (Vec::new(), first);
         for step in first..job.options.steps {
-            let (mut metrics, stop) = self.train_step(step)?;
+            let (mut metrics, mut stop) = self.train_step(step)?;
             let done = step + 1;
             reached = done;
             let last = done == job.options.steps;
             if last && job.options.trace {
                 timings = self.interpreter.timings().to_vec();
             }
-            if last || done.is_multiple_of(job.options.eval_every) {
+            if last || (!stop && done.is_multiple_of(job.options.eval_every)) {
                 let began = Instant::now();
-                metrics.val_loss = self.evaluate(step)?;
-                if let Some(loss) = metrics.val_loss.filter(|loss| !loss.is_finite()) {
+                let Evaluation { loss, stopped } = self.evaluate(step)?;
+                if let Some(loss) = loss.filter(|loss| !loss.is_finite()) {
                     return Err(Error::NonFinite { step: done, loss, grad_norm: metrics.grad_norm });
                 }
-                metrics.eval_ms = Some(began.elapsed().as_secs_f64() * 1e3);
+                metrics.val_loss = loss;
+                metrics.eval_ms = (!stopped).then(|| began.elapsed().as_secs_f64() * 1e3);
+                stop |= stopped;
             }
             self.record(metrics)?;
             if !last && done.is_multiple_of(job.options.check_every) {
@@ -209,8 +211,9 @@ impl<B: Backend, C: Communicator<B::Region>, H: HostGroup> Rank<'_, B, C, H> {
             .map_err(|error| Error::communicator(&error, " (loss)"))
     }
 
-    /// Mean loss over the held-out text, every target counted once. `None` where nothing is held out.
-    fn evaluate(&mut self, step: u64) -> Result<Option<f64>> {
+    /// Mean loss over the held-out text, every target counted once. Given up where the ranks are asked to stop, unless it is the
+    /// last of the run.
+    fn evaluate(&mut self, step: u64) -> Result<Evaluation> {
         let job = self.job;
         let data = &job.validation_data;
         let evaluate = &self.stage.evaluate;
@@ -222,9 +225,13 @@ impl<B: Backend, C: Communicator<B::Region>, H: HostGroup> Rank<'_, B, C, H> {
             self.pad(sequences as usize);
             let inputs = self.inputs(step, 1, None);
             self.execute(evaluate, &inputs)?;
-            loss += self.close(evaluate.schedule.parts.len())?.loss;
+            let closing = self.close(evaluate.schedule.parts.len())?;
+            if closing.stop && step + 1 < job.options.steps {
+                return Ok(Evaluation { loss: None, stopped: true });
+            }
+            loss += closing.loss;
         }
-        Ok((targets > 0).then(|| loss / targets as f64))
+        Ok(Evaluation { loss: (targets > 0).then(|| loss / targets as f64), stopped: false })
     }
 
     /// The last batch may be short; the rest of it counts for nothing.
@@ -257,17 +264,15 @@ impl<B: Backend, C: Communicator<B::Region>, H: HostGroup> Rank<'_, B, C, H> {
             }
         };
         let begun = all_succeed(&self.host, begun, CHECKPOINT)?;
-        let draft = match begun {
+        let joined = match begun {
             Some(draft) => Ok(draft),
             None => self.checkpoints.join(&metadata, &tensors),
         };
+        // A rank that cannot write ends with an error, and takes the draft with it: by then all others must have found it.
+        let draft = all_succeed(&self.host, joined, CHECKPOINT)?;
         let shards = Shards { statics: &self.stage.statics, tp_rank: self.tp_rank };
-        let written = draft.and_then(|draft| {
-            shards.write(&mut self.backend, &draft)?;
-            draft.flush()?;
-            Ok(draft)
-        });
-        let draft = all_succeed(&self.host, written, CHECKPOINT)?;
+        let written = shards.write(&mut self.backend, &draft).and_then(|()| draft.flush());
+        all_succeed(&self.host, written, CHECKPOINT)?;
         let published = match &self.chronicle {
             None => Ok(()),
             Some(_) => draft
@@ -309,6 +314,14 @@ impl<B: Backend, C: Communicator<B::Region>, H: HostGroup> Rank<'_, B, C, H> {
             FaultKind::NonFinite => self.poison_weights(),
         }
     }
+}
+
+/// What an evaluation found.
+struct Evaluation {
+    /// `None` where nothing is held out, or it was given up.
+    loss: Option<f64>,
+    /// Whether it was given up.
+    stopped: bool,
 }
 
 /// What all ranks know at the end of a step or of a batch.

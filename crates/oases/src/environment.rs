@@ -22,6 +22,9 @@ pub struct Environment {
     pub library_folders: Vec<PathBuf>,
     /// The directory that relative paths start from; `None` if it has been removed.
     pub current_folder: Option<PathBuf>,
+    /// The file of this program; empty where it cannot be found.
+    #[cfg_attr(not(feature = "mpi"), expect(dead_code, reason = "ranks that are processes compare it"))]
+    pub program: PathBuf,
     /// `OASES_FAULT`, as it is; see [`Environment::fault`].
     pub fault: Option<String>,
     /// What launchers set, of [`launched::VARIABLES`].
@@ -42,6 +45,7 @@ impl Environment {
             program_folders: folders("PATH"),
             library_folders: folders("LD_LIBRARY_PATH"),
             current_folder: std::env::current_dir().ok(),
+            program: std::env::current_exe().unwrap_or_default(),
             fault: variable("OASES_FAULT").map(|text| text.to_string_lossy().into_owned()),
             launch: launched::VARIABLES
                 .iter()

@@ -31,8 +31,9 @@ const LAUNCHERS: &[Launcher] = &[
 
 /// The same for `oases train --help`.
 pub const HELP: &str = "\
-Started once, the program runs all ranks as threads. Started as several processes (cargo feature mpi), each is one rank,
-and parallel.data × parallel.pipeline × parallel.tensor must be their number. Its place is taken from the first of:
+Started once, the program runs all ranks as threads. Started by mpirun or srun as several processes (cargo feature mpi), each
+is one rank, and parallel.data × parallel.pipeline × parallel.tensor must be their number. MPI must have started them, whatever
+says so; a place is taken from the first of:
   --rank, --ranks                              on the command line
   OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE   mpirun of Open MPI
   SLURM_PROCID, SLURM_STEP_NUM_TASKS           srun
@@ -52,6 +53,23 @@ pub const VARIABLES: &[&str] = &[
     "WORLD_SIZE",
     "LOCAL_RANK",
 ];
+
+/// What is said of a process that seems to be started alone: what a launcher has left unsaid, or that there is only one.
+pub fn alone(variables: &BTreeMap<&'static str, String>, launched: Option<&Launched>) -> Option<String> {
+    if let Some(Launched { source, .. }) = launched {
+        return Some(format!("one process, started by {source}: all ranks are its threads"));
+    }
+    // Slurm sets the first of its two in every batch script.
+    let pairs = LAUNCHERS.iter().filter(|launcher| launcher.name != "srun");
+    pairs.map(|launcher| [launcher.rank, launcher.ranks]).find_map(|pair| {
+        let [set, unset] = match pair.map(|name| variables.contains_key(name)) {
+            [true, false] => pair,
+            [false, true] => [pair[1], pair[0]],
+            _ => return None,
+        };
+        Some(format!("{set} is set and {unset} is not: taken as started alone, all ranks are threads"))
+    })
+}
 
 /// This process among those that were started together.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -182,6 +200,22 @@ mod tests {
         assert_eq!(found(&[("SLURM_PROCID", "0")]), Ok(None));
         assert_eq!(found(&[("RANK", "3")]), Ok(None));
         assert_eq!(found(&[("LOCAL_RANK", "3")]), Ok(None));
+    }
+
+    #[test]
+    fn half_of_a_pair_is_told() {
+        let told = |name: &'static str| alone(&BTreeMap::from([(name, "1".to_owned())]), None);
+        assert_eq!(
+            told("WORLD_SIZE").unwrap(),
+            "WORLD_SIZE is set and RANK is not: taken as started alone, all ranks are threads"
+        );
+        assert!(told("OMPI_COMM_WORLD_RANK").unwrap().contains("OMPI_COMM_WORLD_SIZE is not"));
+        assert_eq!((told("SLURM_PROCID"), told("LOCAL_RANK")), (None, None));
+        let one = found(&[("PMI_RANK", "0"), ("PMI_SIZE", "1")]).unwrap();
+        assert_eq!(
+            alone(&BTreeMap::new(), one.as_ref()).unwrap(),
+            "one process, started by mpirun (PMI_SIZE=1): all ranks are its threads"
+        );
     }
 
     #[test]

@@ -38,6 +38,16 @@ pub enum Order {
     ZeroBubble,
 }
 
+impl Order {
+    /// Its name in a configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            Order::OneForwardOneBackward => "1f1b",
+            Order::ZeroBubble => "zero-bubble",
+        }
+    }
+}
+
 /// What the schedule is for, besides its variant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {

@@ -3,7 +3,8 @@
 //! Every process prepares the same job and finds out first whether the others have. Rank 0 opens the run folder and tells the others
 //! where the run stands; they look whether they see the same folder, since all ranks write checkpoints.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::Read;
 use std::path::Path;
 use std::process;
 use std::sync::Arc;
@@ -19,11 +20,12 @@ use oases_schedule::Bytes;
 use super::{Course, Message, Opened, Outcome, follow, new_arena, run_rank};
 use crate::agreement::{all_succeed, same_facts};
 use crate::checkpoint::{Checkpoint, Checkpoints};
+use crate::digest::Digest;
 use crate::error::{Error, Result};
 use crate::event::Event;
 use crate::job::Job;
 use crate::rank::RankReport;
-use crate::run_dir::RunPaths;
+use crate::run_dir::{RunDir, RunPaths};
 
 /// How long a rank may keep the others waiting before the configuration says so.
 const BEFORE_THE_CONFIGURATION: Duration = Duration::from_secs(60);
@@ -88,16 +90,18 @@ impl World {
     }
 }
 
-/// Trains as one rank of `world`. `listen` is told what happens, on rank 0.
-pub fn train(job: Job, world: World, listen: &mut dyn FnMut(&Event)) -> Result<Outcome> {
+/// Trains as one rank of `world`. `program` is the file that runs here, which must be the same everywhere; `listen` is told what happens, on rank 0.
+pub fn train(job: Job, world: World, program: &Path, listen: &mut dyn FnMut(&Event)) -> Result<Outcome> {
     let World { communicator, host } = world;
     let rank = communicator.rank();
     assert_eq!(communicator.ranks(), job.options.ranks() as usize, "the caller has compared them");
     host.set_timeout(job.options.timeout);
-    same_facts(&host, &job.facts())?;
+    let program = all_succeed(&host, file_digest(program), "comparing the ranks")?;
+    same_facts(&host, &job.facts(program))?;
+    share_folder(&host, &job)?;
     let opened = if rank == 0 { Opened::new(&job).map(Some) } else { Ok(None) };
     let opened = all_succeed(&host, opened, OPENING)?;
-    let checkpoint = same_folder(&host, &job, opened.as_ref())?;
+    let checkpoint = same_checkpoint(&host, &job, opened.as_ref())?;
     let arena = all_succeed(&host, new_arena(job.place_of(rank as u32).0.arena_bytes()), "taking memory")?;
 
     let job = Arc::new(job);
@@ -146,33 +150,72 @@ pub fn train(job: Job, world: World, listen: &mut dyn FnMut(&Event)) -> Result<O
     }
 }
 
-/// Finds out whether all ranks see the run folder that rank 0 has opened, by something that rank 0 writes there for a
-/// moment. Returns the checkpoint to go on from.
-fn same_folder(host: &MpiHostGroup, job: &Job, opened: Option<&Opened>) -> Result<Option<Arc<Checkpoint>>> {
-    let paths = RunPaths::new(&job.options.dir);
-    let mark = paths.root().join(".seen-by-all-ranks");
-    let lost = |error| Error::communicator(&error, &format!(" ({OPENING})"));
-    let written = match opened {
-        Some(_) => {
-            let token = token();
-            let written = fs::write(&mark, &token);
-            written.map(|()| Some(token)).map_err(|source| Error::input_output("write", &mark, source))
+fn file_digest(path: &Path) -> Result<u64> {
+    let failed = |source| Error::input_output("read", path, source);
+    let mut file = File::open(path).map_err(failed)?;
+    let (mut digest, mut room) = (Digest::default(), vec![0; 1 << 20]);
+    loop {
+        let read = file.read(&mut room).map_err(failed)?;
+        if read == 0 {
+            return Ok(digest.finish());
         }
-        None => Ok(None),
-    };
-    let token = all_succeed(host, written, OPENING)?;
-    let token = host.broadcast(token).map_err(lost)?;
-    let seen = if fs::read(&mark).is_ok_and(|seen| seen == token) {
-        Ok(())
-    } else {
-        Err(not_shared(host.rank(), paths.root()))
-    };
-    let seen = all_succeed(host, seen, OPENING);
-    if opened.is_some() {
-        // One that stays behind does no harm.
-        let _ = fs::remove_file(&mark);
+        digest = digest.bytes(&room[..read]);
     }
-    seen?;
+}
+
+/// Finds out whether all ranks write to one run folder: each must see what rank 0 writes there for a moment, and can write
+/// itself. Leaves the folder as it was, but for a new one where all is well.
+fn share_folder(host: &MpiHostGroup, job: &Job) -> Result<()> {
+    let root = job.options.dir.as_path();
+    let mark = root.join(".seen-by-all-ranks");
+    let lost = |error| Error::communicator(&error, &format!(" ({OPENING})"));
+    let is_new = !root.exists();
+    let written = match host.rank() {
+        0 => write_mark(job, &mark).map(Some),
+        _ => Ok(None),
+    };
+    let written = all_succeed(host, written, OPENING);
+    let seen = written.and_then(|token| {
+        let token = host.broadcast(token).map_err(lost)?;
+        let own = root.join(format!(".seen-by-rank-{}", host.rank()));
+        let seen = match fs::read(&mark) {
+            Ok(seen) if seen == token => fs::write(&own, &token).and_then(|()| fs::remove_file(&own)),
+            _ => return all_succeed(host, Err(not_shared(host.rank(), root)), OPENING),
+        };
+        let seen = seen.map_err(|source| Error::input_output("write to the run folder", root, source));
+        all_succeed(host, seen, OPENING)
+    });
+    if host.rank() == 0 {
+        // What stays behind does no harm.
+        let _ = fs::remove_file(&mark);
+        if is_new && seen.is_err() {
+            let _ = fs::remove_dir(root);
+        }
+    }
+    seen
+}
+
+/// Writes what nobody else can have written.
+fn write_mark(job: &Job, mark: &Path) -> Result<Vec<u8>> {
+    let root = job.options.dir.as_path();
+    if job.options.resume {
+        RunDir::resume(root)?;
+    } else {
+        fs::create_dir_all(root)
+            .map_err(|source| Error::input_output("create the run folder", root, source))?;
+    }
+    let token = token();
+    let written = fs::write(mark, &token);
+    written.map(|()| token).map_err(|source| Error::input_output("write to the run folder", root, source))
+}
+
+/// Tells all ranks which checkpoint rank 0 goes on from.
+fn same_checkpoint(
+    host: &MpiHostGroup,
+    job: &Job,
+    opened: Option<&Opened>,
+) -> Result<Option<Arc<Checkpoint>>> {
+    let lost = |error| Error::communicator(&error, &format!(" ({OPENING})"));
     let step = opened.map(|opened| opened.checkpoint.as_ref().map_or(u64::MAX, |_| opened.step));
     let step = host.broadcast(step.map(|step| step.to_le_bytes().to_vec())).map_err(lost)?;
     let step = u64::from_le_bytes(step.try_into().expect("the eight bytes of a number"));
@@ -180,7 +223,7 @@ fn same_folder(host: &MpiHostGroup, job: &Job, opened: Option<&Opened>) -> Resul
         Some(opened) => Ok(opened.checkpoint.clone()),
         None if step == u64::MAX => Ok(None),
         None => {
-            let path = Checkpoints::view(paths.checkpoints()).path(step);
+            let path = Checkpoints::view(RunPaths::new(&job.options.dir).checkpoints()).path(step);
             Checkpoint::open(&path).map(|checkpoint| Some(Arc::new(checkpoint)))
         }
     };

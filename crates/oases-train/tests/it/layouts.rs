@@ -212,3 +212,24 @@ fn a_checkpoint_goes_on_at_any_layout() {
         }
     }
 }
+
+/// Who asks for an end shall not wait for an evaluation.
+#[test]
+fn a_stop_is_not_kept_waiting_by_an_evaluation() {
+    let folder = tempfile::tempdir().unwrap();
+    let case = Case::new([1, 2, 1], "oases");
+    let options = Options { eval_every: 1, ..options(folder.path(), case, STEPS) };
+    let workspace = CpuBackend::workspace(&options.model);
+    let job = Job::prepare(options, workspace).unwrap();
+    job.stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    let mut validated = Vec::new();
+    let mut listen = |event: &Event| {
+        if let Event::Step(metrics) = event {
+            validated.push(metrics.val_loss);
+        }
+    };
+    let outcome = oases_train::train(job, &mut listen).unwrap();
+    assert!(matches!(outcome, oases_train::Outcome::Stopped { step: 1 }), "{outcome:?}");
+    assert_eq!(validated, [None]);
+    assert!(folder.path().join("run/checkpoints/step-00000001.safetensors").exists());
+}

@@ -20,10 +20,15 @@ mod train;
 use crate::args::Command;
 use crate::doctor;
 use crate::environment::Environment;
+use crate::error::{ToldElsewhere, UserError};
+use crate::launched::{self, Launched};
 use crate::terminal::{self, Terminal};
 
 /// Does what was asked for.
 pub fn run(command: &Command, environment: &Environment, terminal: &Terminal) -> anyhow::Result<()> {
+    if !matches!(command, Command::Train(_) | Command::Doctor) {
+        once(environment)?;
+    }
     match command {
         Command::Train(args) => train::run(args, environment, terminal),
         Command::Explain(args) => explain::run(args, environment),
@@ -36,5 +41,18 @@ pub fn run(command: &Command, environment: &Environment, terminal: &Terminal) ->
         Command::Doctor => terminal::print(&doctor::report(environment)),
         Command::Completions { shell } => shell::completions(*shell),
         Command::Man { command } => shell::manual(command.as_deref()),
+    }
+}
+
+/// Of several processes, the first says that only training is done by several.
+fn once(environment: &Environment) -> anyhow::Result<()> {
+    match launched::detect(&environment.launch, (None, None))? {
+        Some(Launched { rank: 0, ranks, source }) if ranks > 1 => Err(UserError::new(
+            format!("this command runs as one process, and {source} has started {ranks}"),
+            "only `oases train` runs as several processes; start this one without a launcher",
+        )
+        .into()),
+        Some(launched) if launched.ranks > 1 => Err(ToldElsewhere(2).into()),
+        _ => Ok(()),
     }
 }

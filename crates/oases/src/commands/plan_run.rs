@@ -78,21 +78,13 @@ pub fn options(config: &RunConfig, resume: bool, fault: Option<Fault>) -> Option
 
 /// Tells a training error to the user as what it is: something to mend, or a failure.
 pub fn told(error: oases_train::Error) -> anyhow::Error {
-    use oases_train::Error;
     let message = error.to_string();
-    let hint = error.hint().map(str::to_owned);
-    match (&error, hint) {
-        (
-            Error::Configuration { .. }
-            | Error::Data { .. }
-            | Error::Checkpoint { .. }
-            | Error::InputOutput { .. },
-            hint,
-        ) => {
+    match error.hint().map(str::to_owned) {
+        hint if error.is_to_mend() => {
             let hint = hint.unwrap_or_else(|| "`oases train --help` describes all keys".to_owned());
             UserError::new(message, hint).into()
         }
-        (_, Some(hint)) => Failure { message, hint }.into(),
-        (_, None) => error.into(),
+        Some(hint) => Failure { message, hint }.into(),
+        None => error.into(),
     }
 }

@@ -27,7 +27,10 @@ use crate::terminal::{self, Terminal};
 pub fn run(args: &TrainArgs, environment: &Environment, terminal: &Terminal) -> anyhow::Result<()> {
     match launched::detect(&environment.launch, (args.rank, args.ranks))? {
         Some(launched) if launched.ranks > 1 => processes::run(args, environment, terminal, &launched),
-        _ => {
+        launched => {
+            if let Some(note) = launched::alone(&environment.launch, launched.as_ref()) {
+                terminal.line(&note);
+            }
             let mut prepared = Prepared::new(args, environment)?;
             let ranks = prepared.job.options.ranks();
             prepared.check_memory(prepared.job.total_arena_bytes(), ranks)?;
@@ -110,7 +113,10 @@ impl Prepared {
         traced?;
         match (outcome, args.format) {
             (Outcome::ToldByRankZero, _) => Ok(()),
-            (Outcome::Stopped { step }, _) => {
+            (Outcome::Stopped { step }, format) => {
+                if format == Format::Json {
+                    terminal::print(&format!("{}\n", serde_json::json!({ "stopped_after_step": step })))?;
+                }
                 terminal.line(&format!(
                     "stopped after step {} with a checkpoint; go on by the same command with --resume",
                     thousands(step as f64)
@@ -243,7 +249,10 @@ mod tests {
             arena_bytes_used: 0,
             schedule: "oases".to_string(),
             ranks: 2,
+            data: 1,
             pipeline: 1,
+            order: "1f1b".to_owned(),
+            zero: false,
             tensor: 2,
             degrees: "2".to_owned(),
             parameters: 0,

@@ -20,6 +20,7 @@ pub fn report(environment: &Environment) -> String {
     let mut lines: Vec<Line> = vec![
         ("oases", format!("{}, for {}", env!("CARGO_PKG_VERSION"), target())),
         ("backends", "cpu".to_string()),
+        ("ranks", ranks().to_string()),
     ];
     lines.extend(system::lines(root));
     lines.extend(processor::lines(root));
@@ -37,6 +38,13 @@ pub fn machine() -> String {
 /// Bytes that this process can still have; `None` where the system does not tell.
 pub fn available_memory() -> Option<u64> {
     system::available_memory(Path::new("/"))
+}
+
+fn ranks() -> &'static str {
+    match cfg!(feature = "mpi") {
+        true => "threads of one process, or processes over MPI",
+        false => "threads of one process; built without the feature mpi",
+    }
 }
 
 fn target() -> String {
@@ -76,7 +84,9 @@ mod tests {
     #[test]
     fn every_line_of_this_machine_says_something() {
         let report = report(&Environment::default());
-        for name in ["oases", "backends", "os", "cpu", "cores", "simd", "memory", "cuda", "nccl", "mpi"] {
+        for name in
+            ["oases", "backends", "ranks", "os", "cpu", "cores", "simd", "memory", "cuda", "nccl", "mpi"]
+        {
             let line = report.lines().find(|line| line.starts_with(&format!("- {name}:")));
             let value = line.and_then(|line| line.split_once(':')).map(|(_, value)| value.trim());
             assert!(value.is_some_and(|value| !value.is_empty()), "{name} in\n{report}");

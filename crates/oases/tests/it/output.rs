@@ -16,6 +16,7 @@ fn the_doctor_reports_on_standard_output() {
         [
             "- oases",
             "- backends",
+            "- ranks",
             "- os",
             "- memory",
             "- container",

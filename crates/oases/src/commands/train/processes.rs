@@ -34,14 +34,29 @@ pub(super) fn run(
     }
     prepared.job.stop = interrupt::requested((world.rank() == 0).then_some(*terminal));
     let rank = world.rank();
-    let mut told = true;
+    let mut told_elsewhere = None;
     let outcome = prepared.run(args, terminal, |job, listen| {
-        let outcome = processes::train(job, world, listen);
-        // The rank that failed tells, and rank 0, for one that cannot.
-        told = rank == 0 || !outcome.as_ref().is_err_and(oases_train::Error::is_consequence);
+        let outcome = processes::train(job, world, &environment.program, listen);
+        told_elsewhere = outcome.as_ref().err().filter(|error| tells_elsewhere(error, rank)).map(|error| {
+            // All ranks end with the same code, since a launcher passes on that of any.
+            ToldElsewhere(if error.is_to_mend() { 2 } else { 1 })
+        });
         outcome
     });
-    if told { outcome } else { Err(ToldElsewhere(1).into()) }
+    match told_elsewhere {
+        Some(told_elsewhere) => Err(told_elsewhere.into()),
+        None => outcome,
+    }
+}
+
+/// Whether another rank tells of this error: the one that failed does, and rank 0 for one that cannot and of what all find.
+fn tells_elsewhere(error: &oases_train::Error, rank: usize) -> bool {
+    use oases_train::Error::{Communicator, Elsewhere, NonFinite};
+    match error {
+        Elsewhere { .. } => true,
+        Communicator { consequence: true, .. } | NonFinite { .. } => rank != 0,
+        _ => false,
+    }
 }
 
 /// MPI must know of the same processes as the launcher.
@@ -56,7 +71,8 @@ fn same_place(world: &World, launched: &Launched) -> Result<(), UserError> {
             world.rank(),
             world.ranks()
         ),
-        "MPI must start the processes: use mpirun, or srun --mpi=pmix",
+        "start them by the mpirun of the MPI library that the program was built with, or by srun --mpi=pmix, and without \
+         --rank and --ranks",
     ))
 }
 
