@@ -3,7 +3,7 @@
 use crate::ids::PartId;
 use crate::instruction::Instruction;
 use crate::passes::Request;
-use crate::schedule::{CollectiveKind, Part, Schedule};
+use crate::schedule::{CollectiveKind, Part, Schedule, Scope};
 
 /// Each unit (an instruction on a block, with its collective) runs for all sub-batches before the next unit.
 pub(super) fn split(schedule: &Schedule, request: &Request) -> Schedule {
@@ -46,9 +46,12 @@ fn cut(part: &Part, sub_batches: u32, granularity: u32) -> impl Iterator<Item = 
 /// behind a block that has no collective of its own belongs to it, so that its gather runs under the other sub-batches.
 pub(super) fn units(instructions: &[Instruction]) -> impl Iterator<Item = &[Instruction]> {
     instructions.chunk_by(|before, next| match next {
-        Instruction::Reshard { .. } => {
-            matches!(before, Instruction::Forward { .. } | Instruction::Backward { .. })
-        }
+        Instruction::Reshard { .. } => match before {
+            Instruction::Forward { .. } => true,
+            // Weight gradients may be put off; what crosses the border may not.
+            Instruction::Backward { scope, .. } => *scope != Scope::Weight,
+            _ => false,
+        },
         // What is received belongs to what follows.
         Instruction::Start { kind: CollectiveKind::Recv, .. } => false,
         Instruction::Start { collective, .. } | Instruction::Sync { collective } => {

@@ -99,6 +99,40 @@ fn stages_compute_what_a_single_stage_computes() {
     }
 }
 
+/// Every pattern of two degrees that a cut allows: borders beside a stage's ends, beside each other, at the embedding and the head.
+#[test]
+fn stages_of_mixed_degrees_compute_what_a_single_stage_computes() {
+    let mut compared = 0;
+    for cut in CUTS.into_iter().filter(|(layers, ..)| *layers < 3) {
+        let blocks = Schedule::blocks(cut.0);
+        for pattern in 0..1 << (blocks - 1) {
+            // The ends have one degree.
+            let degree = |block: usize| 1 + (pattern >> (block % (blocks - 1)) & 1);
+            let degrees: Vec<u32> = (0..blocks).map(degree).collect();
+            let layout = Layout::new(2, degrees).to_string();
+            let micro = micro_batches(cut, 4)[0];
+            for (order, sub) in ORDERS.into_iter().flat_map(|order| [(order, 1), (order, 2)]) {
+                let whole = request(cut, &layout, order, [micro, sub]);
+                if whole.check().is_err() {
+                    continue;
+                }
+                for variant in all_variants() {
+                    let alone = Request { stage: Stage::whole(), ..whole.clone() };
+                    let expected = meaning(&variant.build(&alone)).unwrap();
+                    let schedules = variant.build_stages(&whole);
+                    let name = format!("{} {cut:?} over {layout}, {order:?} {micro} {sub}", variant.name);
+                    schedules.iter().for_each(|schedule| assert_eq!(verify(schedule), [], "{name}"));
+                    let found =
+                        meaning_of_stages(&schedules).unwrap_or_else(|message| panic!("{message} in {name}"));
+                    assert!(found.agrees(&expected), "{name}");
+                    compared += 1;
+                }
+            }
+        }
+    }
+    assert!(compared > 500, "{compared} pipelines with borders");
+}
+
 #[test]
 fn sharded_moments_change_no_bit_on_a_single_stage() {
     for (layout, variant) in LAYOUTS.into_iter().flat_map(|layout| VARIANTS.iter().map(move |v| (layout, v)))
