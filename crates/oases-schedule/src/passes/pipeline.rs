@@ -21,7 +21,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::ids::{BlockId, CollectiveId, Pass};
 use crate::instruction::Instruction;
-use crate::passes::split::units;
+use crate::passes::split::{own_and_replicas, units};
 use crate::passes::{Order, Request};
 use crate::schedule::{CollectiveKind, Schedule, Scope};
 use timetable::{Kind, Slot, Timed, Timetable};
@@ -32,8 +32,16 @@ pub(super) fn order(schedule: &Schedule, request: &Request) -> Schedule {
     let mut slots: BTreeMap<Slot, Vec<Instruction>> = BTreeMap::new();
     let mut end = Vec::new();
     for unit in units(&schedule.instructions) {
-        let list = pipeline.slot(&unit[0]).map_or(&mut end, |slot| slots.entry(slot).or_default());
-        list.extend_from_slice(unit);
+        let Some(slot) = pipeline.slot(&unit[0]) else {
+            end.extend_from_slice(unit);
+            continue;
+        };
+        let (own, replicas) = own_and_replicas(unit);
+        slots.entry(slot).or_default().extend_from_slice(own);
+        // Behind a border stands also the sum of the gradients of the block before it, which may be put off.
+        let of_border = matches!(unit[0], Instruction::Reshard { .. }) && request.order == Order::ZeroBubble;
+        let summed = if of_border { Slot { kind: Kind::Weight, ..slot } } else { slot };
+        slots.entry(summed).or_default().extend_from_slice(replicas);
     }
     let in_order =
         pipeline.slots().into_iter().flat_map(|timed| slots.remove(&timed.slot).unwrap_or_default());

@@ -16,8 +16,7 @@ pub(super) fn split(schedule: &Schedule, request: &Request) -> Schedule {
     for unit in units(&schedule.instructions) {
         match unit[0].part() {
             Some(part) => {
-                let replicas = unit.iter().position(|instruction| instruction.part().is_none());
-                let (own, replicas) = unit.split_at(replicas.unwrap_or(unit.len()));
+                let (own, replicas) = own_and_replicas(unit);
                 for sub in 0..request.sub_batches {
                     let part = PartId { sub: Some(sub as u8), ..part };
                     instructions.extend(own.iter().map(|instruction| instruction.with_part(part)));
@@ -43,15 +42,14 @@ fn cut(part: &Part, sub_batches: u32, granularity: u32) -> impl Iterator<Item = 
 }
 
 /// An instruction, the collective on its result, and behind the last backward of a block that on its gradients. A border
-/// behind a block that has no collective of its own belongs to it, so that its gather runs under the other sub-batches.
+/// behind a block that has no collective of its own belongs to it, so that its gather runs under the other sub-batches; it has
+/// nothing to do with weight gradients, which may come any time later.
 pub(super) fn units(instructions: &[Instruction]) -> impl Iterator<Item = &[Instruction]> {
     instructions.chunk_by(|before, next| match next {
-        Instruction::Reshard { .. } => match before {
-            Instruction::Forward { .. } => true,
-            // Weight gradients may be put off; what crosses the border may not.
-            Instruction::Backward { scope, .. } => *scope != Scope::Weight,
-            _ => false,
-        },
+        Instruction::Reshard { .. } => {
+            let weight = matches!(before, Instruction::Backward { scope: Scope::Weight, .. });
+            !weight && matches!(before, Instruction::Forward { .. } | Instruction::Backward { .. })
+        }
         // What is received belongs to what follows.
         Instruction::Start { kind: CollectiveKind::Recv, .. } => false,
         Instruction::Start { collective, .. } | Instruction::Sync { collective } => {
@@ -59,4 +57,10 @@ pub(super) fn units(instructions: &[Instruction]) -> impl Iterator<Item = &[Inst
         }
         _ => false,
     })
+}
+
+/// A unit cut before the collective on a block's gradients.
+pub(super) fn own_and_replicas(unit: &[Instruction]) -> (&[Instruction], &[Instruction]) {
+    let replicas = unit.iter().position(|instruction| instruction.part().is_none());
+    unit.split_at(replicas.unwrap_or(unit.len()))
 }

@@ -3,7 +3,7 @@
 use crate::ids::{BlockId, Pass};
 use crate::instruction::Instruction;
 use crate::passes::Request;
-use crate::passes::split::units;
+use crate::passes::split::{own_and_replicas, units};
 use crate::schedule::{Schedule, Scope};
 
 /// Each backward with its collectives becomes: input gradient, its collective, weight gradients, theirs. Where the input gradient
@@ -11,8 +11,7 @@ use crate::schedule::{Schedule, Scope};
 pub(super) fn split_backward(schedule: &Schedule, _: &Request) -> Schedule {
     let mut instructions = Vec::with_capacity(schedule.instructions.len());
     for unit in units(&schedule.instructions) {
-        let own = unit.iter().take_while(|instruction| instruction.part().is_some()).count();
-        let (own, replicas) = unit.split_at(own);
+        let (own, replicas) = own_and_replicas(unit);
         match unit[0] {
             Instruction::Backward { block, part, scope: Scope::All } if block != BlockId::Embed => {
                 instructions.push(Instruction::Backward { block, part, scope: Scope::Input });
