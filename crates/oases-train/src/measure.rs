@@ -100,6 +100,35 @@ impl Measurement {
         for ((schedule, plan), timings) in stages.iter().zip(plans).zip(sample.timings.chunks(group)) {
             self.add_stage(schedule, plan, timings);
         }
+        self.add_table(stages, plans, sample);
+    }
+
+    /// The sum of the table's gradient: over the first and the last stage, rank by rank.
+    fn add_table(&mut self, stages: &[Schedule], plans: &[Plan], sample: &Sample) {
+        let group = sample.timings.len() / stages.len();
+        let mut ends = Vec::new();
+        let mut found = None;
+        for ((schedule, plan), timings) in stages.iter().zip(plans).zip(sample.timings.chunks(group)) {
+            let of_table = |instruction: &Instruction| {
+                matches!(instruction, Instruction::Start { collective: CollectiveId::Table, .. })
+            };
+            let Some(start) = schedule.instructions.iter().position(of_table) else { continue };
+            let waited = Instruction::Sync { collective: CollectiveId::Table };
+            let bytes = collective_bytes(schedule, plan, start);
+            if let (Some(bytes), true) = (bytes, schedule.instructions.get(start + 1) == Some(&waited)) {
+                found = Some(bytes.0);
+                ends.push((start, timings));
+            }
+        }
+        let (Some(bytes), [_, _]) = (found, ends.as_slice()) else { return };
+        let of_place = |place: usize| {
+            let starts = ends.iter().map(|(start, timings)| timings[place][*start].start_ns);
+            let finished = ends.iter().map(|(start, timings)| timings[place][*start + 1].end_ns);
+            finished.max().unwrap_or(0).saturating_sub(starts.max().unwrap_or(0)) as f64
+        };
+        let key = CollectiveKey { kind: CollectiveKind::AllReduce, ranks: 2, bytes };
+        let slowest = (0..group).map(of_place).fold(0.0, f64::max);
+        self.collectives.entry(key).or_default().ns.push(slowest);
     }
 
     fn add_stage(&mut self, schedule: &Schedule, plan: &Plan, timings: &[Vec<Timing>]) {
@@ -107,7 +136,8 @@ impl Measurement {
         let plain =
             uniform.is_some() && schedule.stage == Stage::whole() && schedule.optimizer == Optimizer::Whole;
         for (index, instruction) in schedule.instructions.iter().enumerate() {
-            let shares = schedule.optimizer == Optimizer::Sharded && of_replicas(instruction);
+            let apart = schedule.optimizer == Optimizer::Sharded || schedule.stage.stages.count() > 1;
+            let shares = apart && of_replicas(instruction);
             if !plain && !shares && !at_borders(instruction) {
                 continue;
             }

@@ -19,6 +19,9 @@ pub struct Needs {
     pub borders: BTreeSet<Border>,
     /// At which TMP degrees replicas share the optimizer, which reduces and gathers by other collectives.
     pub sharded: BTreeSet<u32>,
+    /// TMP degrees of blocks on one of several stages: buckets of gradients differ from those of a single stage, and the ends of the
+    /// chain may share a table.
+    pub staged: BTreeSet<u32>,
 }
 
 /// Two TMP degrees between which a part of the batch is resharded, in either direction.
@@ -37,6 +40,9 @@ impl Needs {
         let degrees: BTreeSet<u32> = schedule.layout.degrees().iter().copied().collect();
         if schedule.optimizer == Optimizer::Sharded {
             needs.sharded.clone_from(&degrees);
+        }
+        if schedule.stage.stages.count() > 1 {
+            needs.staged.clone_from(&degrees);
         }
         for instruction in &schedule.instructions {
             match (*instruction, instruction.operation()) {
@@ -107,6 +113,7 @@ impl Needs {
         self.compute.extend(others.compute);
         self.borders.extend(others.borders);
         self.sharded.extend(others.sharded);
+        self.staged.extend(others.staged);
     }
 }
 
@@ -162,12 +169,19 @@ pub fn references(needs: &Needs, ranks: u32, model: &Model, link: Option<Link>) 
     let bordering = needs.borders.iter().filter_map(|&border| across(border, ranks, layers));
     references.extend(bordering.map(|schedule| Contender::new(schedule, link)));
     let crossing = left.iter().filter(|key| matches!(key.operation, Operation::Complete(_)));
-    let crossings: BTreeSet<(u32, u32)> = crossing.map(|key| (key.degree, key.sequences)).collect();
-    references.extend(crossings.into_iter().map(|(degree, sequences)| {
-        let layout = Layout::new(ranks, vec![degree; blocks]);
-        let sequences = sequences * (ranks / degree);
-        Contender { stages: two_stages(layout, model, sequences), link, lasts: None }
-    }));
+    let mut crossings: BTreeSet<(u32, u32)> = crossing.map(|key| (key.degree, key.sequences)).collect();
+    let crossed: BTreeSet<u32> = crossings.iter().map(|(degree, _)| *degree).collect();
+    crossings.extend(needs.staged.difference(&crossed).map(|&degree| (degree, 1)));
+    for (degree, sequences) in crossings {
+        let optimizers =
+            [Some(Optimizer::Whole), needs.sharded.contains(&degree).then_some(Optimizer::Sharded)];
+        references.extend(optimizers.into_iter().flatten().map(|optimizer| {
+            let layout = Layout::new(ranks, vec![degree; blocks]);
+            let request =
+                Request { layout, optimizer, ..Request::new(layers, 1, sequences * (ranks / degree)) };
+            Contender { stages: two_stages(request, model), link, lasts: None }
+        }));
+    }
     let sharded = needs.sharded.iter().filter(|degree| **degree < ranks);
     references.extend(sharded.map(|&degree| {
         let layout = Layout::new(ranks, vec![degree; blocks]);
@@ -180,12 +194,10 @@ pub fn references(needs: &Needs, ranks: u32, model: &Model, link: Option<Link>) 
 }
 
 /// A blocking step of two stages, for what happens where the chain crosses from one to the other.
-fn two_stages(layout: Layout, model: &Model, sequences: u32) -> Vec<Schedule> {
-    let plain = Request { layout, sub_batches: 1, ..Request::new(model.layers, 1, sequences) };
+fn two_stages(request: Request, model: &Model) -> Vec<Schedule> {
     let stages = Stages::new(2, vec![0, model.layers as usize + 1], model.tied);
     let none = Variant::find("none").expect("the plainest schedule");
-    let stage = |index| Request { stage: Stage { stages: stages.clone(), index }, ..plain.clone() };
-    (0..2).map(|index| none.build(&stage(index))).collect()
+    none.build_stages(&Request { stage: Stage { stages, index: 0 }, sub_batches: 1, ..request })
 }
 
 /// The first backward of a step writes gradients, later ones add to them, which takes longer (measured: 5 to 9 % of a step).

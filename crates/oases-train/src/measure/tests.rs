@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use oases_exec::Timing;
 use oases_schedule::passes::VARIANTS;
 use oases_schedule::{
-    Bytes, Grouping, Instruction, Layout, Model, Purpose, Request, Schedule, Statics, Variant, Workspace,
-    plan,
+    Bytes, Grouping, Instruction, Layout, Model, Optimizer, Purpose, Request, Schedule, Stage, Stages,
+    Statics, Variant, Workspace, plan,
 };
 
 use super::*;
@@ -18,8 +18,7 @@ fn model() -> Model {
 }
 
 fn planned(schedule: &Schedule) -> Plan {
-    let (sequences, parts) = (schedule.batch(), schedule.parts.len());
-    let statics = Statics::new(&model(), &schedule.layout, Purpose::Training, sequences, parts);
+    let statics = Statics::of(&model(), schedule, Purpose::Training, schedule.batch());
     plan(schedule, &statics, Workspace::default())
 }
 
@@ -122,6 +121,43 @@ fn the_references_of_a_schedule_hold_what_it_needs_and_no_other_degree() {
             let wanted: BTreeSet<u32> = schedule.layout.degrees().iter().copied().collect();
             let run = references.iter().flat_map(|reference| reference.stages[0].layout.degrees());
             assert_eq!(run.copied().collect::<BTreeSet<u32>>(), wanted, "{}", schedule.name);
+        }
+    }
+}
+
+/// What a stage hands to collectives lies between sizes that are measured, for as many ranks: predictions are linear there.
+#[test]
+fn the_references_of_stages_hold_the_sizes_that_stages_need() {
+    for optimizer in [Optimizer::Whole, Optimizer::Sharded] {
+        for (ranks, degree) in [(1, 1), (2, 2), (2, 1), (4, 2)] {
+            let layout = Layout::new(ranks, vec![degree; 4]);
+            let stage = Stage { stages: Stages::new(2, vec![0, 2], true), index: 0 };
+            let plain = Request { micro_batches: 2, sub_batches: 1, ..Request::new(1, 1, 4) };
+            let request = Request { layout, stage, optimizer, ..plain };
+            let stages = Variant::find("oases").unwrap().build_stages(&request);
+            let mut needs = Needs::default();
+            stages.iter().for_each(|stage| needs.extend(Needs::of(stage)));
+            let measurement = measured(&references(&needs, ranks, &model(), None));
+            for schedule in &stages {
+                let plan = planned(schedule);
+                for (index, instruction) in schedule.instructions.iter().enumerate() {
+                    let Instruction::Start { kind, grouping, collective, .. } = *instruction else {
+                        continue;
+                    };
+                    let bytes = collective_bytes(schedule, &plan, index).unwrap().0;
+                    let over = if collective == CollectiveId::Table { 2 } else { grouping.size(ranks) };
+                    let moves = matches!(kind, CollectiveKind::Send | CollectiveKind::Recv);
+                    if moves || bytes <= 4 || over == 1 {
+                        continue;
+                    }
+                    let sizes =
+                        measurement.collectives.keys().filter(|key| (key.kind, key.ranks) == (kind, over));
+                    let sizes: Vec<u64> = sizes.map(|key| key.bytes).collect();
+                    let around =
+                        sizes.iter().any(|&size| size <= bytes) && sizes.iter().any(|&size| size >= bytes);
+                    assert!(around, "{instruction}: {bytes} B over {over} of {ranks}, not in {sizes:?}");
+                }
+            }
         }
     }
 }
