@@ -3,6 +3,7 @@
 use oases_schedule::{BlockId, Extent, Layout, Model, Operation, Optimizer, Order, Schedule, Stages};
 
 use super::reader::Reader;
+use super::rules::counted;
 
 /// Over how many ranks the run is spread, by axis.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,7 +81,7 @@ impl ParallelConfig {
         if pieces > blocks {
             return Err(format!("{blocks} blocks cannot be cut into {pieces} pieces"));
         }
-        if self.stages.is_empty() || pieces == 1 {
+        if self.stages.is_empty() {
             let (stages, chunks) = (self.pipeline as u32, self.chunks as u32);
             return Ok(Stages::balanced(&flops(model), stages, chunks, model.tied));
         }
@@ -90,7 +91,8 @@ impl ParallelConfig {
         };
         let starts: Vec<usize> = self.stages.split(' ').map(position).collect::<Result<_, String>>()?;
         if starts.len() != pieces {
-            return Err(format!("it names {} blocks for {pieces} pieces of the chain", starts.len()));
+            let (blocks, pieces) = (counted(starts.len(), "block"), counted(pieces, "piece"));
+            return Err(format!("it names {blocks} for {pieces} of the chain"));
         }
         let stages = Stages::new(self.pipeline as u32, starts, model.tied);
         stages.check(blocks).map(|()| stages)

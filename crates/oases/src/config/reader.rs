@@ -90,7 +90,12 @@ impl<'a> Reader<'a> {
         match value.as_str() {
             Some(word) if words.contains(&word) => word.to_string(),
             Some(word) if words.len() > 1 => {
-                let hint = format!("did you mean \"{}\"?", nearest(word, words).0);
+                let hint = match (path, word) {
+                    ("parallel.order", "interleaved") => "stages are interleaved by several pieces of the chain on each: set \
+                                                          `parallel.chunks` to 2 or more, and leave the order \"1f1b\""
+                        .to_owned(),
+                    _ => format!("did you mean \"{}\"?", nearest(word, words).0),
+                };
                 self.problem(key, must_be(key, &value), hint);
                 word.to_string()
             }

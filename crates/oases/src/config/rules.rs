@@ -122,7 +122,10 @@ fn sub_batches(config: &RunConfig) -> Option<BrokenRule> {
             "parallel.data",
         ],
         message: format!("`schedule.sub_batches` = {sub_batches} is more than {sequences}"),
-        hint: format!("at most {most} sub-batches, or a batch of at least {at_least}"),
+        hint: format!(
+            "at most {most} sub-batch{}, or a batch of at least {at_least}",
+            if most == 1 { "" } else { "es" }
+        ),
     })
 }
 
@@ -233,7 +236,7 @@ fn pieces(config: &RunConfig) -> Option<BrokenRule> {
             "parallel.data",
         ],
         message: format!("`schedule.pieces` = {} leaves pieces empty", schedule.pieces),
-        hint: format!("at most {most} pieces here"),
+        hint: format!("at most {} here", counted(most, "piece")),
     })
 }
 
@@ -285,6 +288,11 @@ fn size(config: &RunConfig) -> Option<BrokenRule> {
         });
     }
     None
+}
+
+/// `1 block`, `2 blocks`
+pub(super) fn counted(count: usize, unit: &str) -> String {
+    format!("{count} {unit}{}", if count == 1 { "" } else { "s" })
 }
 
 fn divides(divisor: usize, value: usize) -> bool {

@@ -162,6 +162,7 @@ fn stages_are_pieces_of_the_chain() {
         (config.stages().count(), config.stages().starts().to_vec(), config.layout().to_string())
     };
     assert_eq!(stages(&[]), (1, vec![0], "2".to_owned()));
+    assert_eq!(stages(&["parallel.stages=embed"]), stages(&[]));
     let named = ["parallel.pipeline=2", "parallel.data=3", "parallel.stages=embed mlp.1", "train.batch=6"];
     assert_eq!(stages(&named), (2, vec![0, 4], "2 of 6".to_owned()));
     // A token costs attention 8·192² + 2·129·192, an MLP 16·192² and the head 2·192·256 operations: 344448, 589824 and 98304.
@@ -196,7 +197,15 @@ fn pieces_of_the_chain_that_cannot_be_are_refused() {
         ),
         (
             &["parallel.pipeline=2", "parallel.stages=embed"],
-            "--set: `parallel.stages` = \"embed\": it names 1 blocks for 2 pieces of the chain",
+            "--set: `parallel.stages` = \"embed\": it names 1 block for 2 pieces of the chain",
+        ),
+        (
+            &["parallel.stages=attn.0"],
+            "--set: `parallel.stages` = \"attn.0\": chunks begin with the embedding and follow each other along the chain",
+        ),
+        (
+            &["parallel.stages=embed embed"],
+            "--set: `parallel.stages` = \"embed embed\": it names 2 blocks for 1 piece of the chain",
         ),
         (
             &["parallel.pipeline=2", "parallel.stages=attn.0 mlp.0"],
@@ -220,6 +229,7 @@ fn pieces_of_the_chain_that_cannot_be_are_refused() {
     assert!(
         hint(&["parallel.pipeline=4", "parallel.chunks=3"]).contains("at most 2 pieces on each of 4 stages")
     );
+    assert!(hint(&["parallel.order=interleaved"]).contains("set `parallel.chunks` to 2 or more"));
     let round = ["parallel.pipeline=2", "parallel.chunks=2"];
     assert!(
         hint(&round).contains("`parallel.chunks` = 1, or micro-batches of this batch that are: 2, 4, 8, 16")

@@ -56,7 +56,8 @@ pub(super) fn unreadable(config: &RunConfig) -> Option<BrokenRule> {
         keys: STAGES.to_vec(),
         message: format!("`parallel.stages` = \"{}\": {problem}", config.parallel.stages),
         hint: format!(
-            "name the first block of each of {pieces} pieces, such as \"{}\", or leave it out",
+            "name the first block of {}, such as \"{}\", or leave it out",
+            if pieces == 1 { "the only piece".to_owned() } else { format!("each of {pieces} pieces") },
             example.join(" ")
         ),
     })
