@@ -348,6 +348,11 @@ impl Statics {
         self.role(BlockId::Embed, Role::Tokens).gradient
     }
 
+    /// Bytes of one of the two moments: fewer than of the parameters where replicas share them.
+    pub fn moment_bytes(&self) -> usize {
+        self.moments
+    }
+
     /// Bytes of one copy of the parameters, padding included.
     pub fn region_bytes(&self) -> usize {
         self.region

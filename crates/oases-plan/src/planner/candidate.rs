@@ -24,8 +24,10 @@ pub struct Candidate {
     pub bytes: Bytes,
     /// Of it, weights, gradients, moments and the step's inputs.
     pub static_bytes: Bytes,
-    /// Of that, the weights; gradients are as large, and each of the two moments.
+    /// Of that, the weights; gradients are as large.
     pub weight_bytes: Bytes,
+    /// Of that, each of the two moments.
+    pub moment_bytes: Bytes,
     /// What else is alive at the peak, by kind.
     pub alive: BTreeMap<BufferKind, Bytes>,
 }
@@ -45,6 +47,7 @@ impl Candidate {
             bytes: memory.bytes,
             static_bytes: Bytes(statics.bytes as u64),
             weight_bytes: Bytes(statics.region_bytes() as u64),
+            moment_bytes: Bytes(statics.moment_bytes() as u64),
             alive: memory.alive(memory.peak_instruction),
         })
     }

@@ -71,7 +71,10 @@ fn refused(planned: &Planned) -> Vec<RefusedDegree> {
 
 /// What fills a rank's memory at the peak.
 pub fn memory(candidate: &Candidate) -> Vec<MemoryKind> {
-    let mut kinds = memory::kinds([candidate.weight_bytes, candidate.static_bytes], &candidate.alive);
+    let mut kinds = memory::kinds(
+        [candidate.weight_bytes, candidate.moment_bytes, candidate.static_bytes],
+        &candidate.alive,
+    );
     let sum: u64 = kinds.iter().map(|kind| kind.bytes).sum();
     kinds.push(MemoryKind { kind: "gaps between buffers", bytes: candidate.bytes.0.saturating_sub(sum) });
     kinds

@@ -200,6 +200,7 @@ mod tests {
             bytes: Bytes(bytes),
             static_bytes: Bytes(0),
             weight_bytes: Bytes(0),
+            moment_bytes: Bytes(0),
             alive: Default::default(),
         }
     }
