@@ -108,6 +108,9 @@ pub struct ExplainArgs {
     /// Show the schedule after each of the passes that build it.
     #[arg(long)]
     pub verbose: bool,
+    /// Show one stage of a pipeline, counted from 0.
+    #[arg(long, value_name = "N")]
+    pub stage: Option<u32>,
     /// The form of the output.
     #[arg(long, value_enum, default_value_t = Format::Text)]
     pub format: Format,

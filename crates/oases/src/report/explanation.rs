@@ -164,6 +164,27 @@ fn stage(schedule: &Schedule) -> Option<String> {
     (stages.count() > 1).then(|| format!("{index} of {}: {}", stages.count(), chunks.join(", ")))
 }
 
+/// How many instructions are named that a collective ran under.
+const NAMED: usize = 4;
+
+/// One line for each stage of a pipeline: its blocks, what its ranks hold, and how much it does.
+pub fn overview(stages: &[Explanation]) -> String {
+    let rows: Vec<[String; 3]> = stages
+        .iter()
+        .map(|stage| {
+            let instructions = stage.passes.last().map_or(0, |pass| pass.instructions);
+            let blocks = stage.stage.clone().unwrap_or_default();
+            [blocks, Bytes(stage.memory.arena_bytes).to_string(), format!("{instructions} instructions")]
+        })
+        .collect();
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let [blocks, bytes, instructions] = [0, 1, 2].map(width);
+    let line = |row: &[String; 3]| {
+        format!(";   stage {:<blocks$}   arena {:>bytes$}   {:>instructions$}\n", row[0], row[1], row[2])
+    };
+    rows.iter().map(line).collect()
+}
+
 /// The text form, with a comment at each `sync`: what the collective ran under.
 fn annotated(schedule: &Schedule) -> String {
     let mut started = BTreeMap::new();
@@ -178,10 +199,13 @@ fn annotated(schedule: &Schedule) -> String {
                     .filter(|i| !matches!(i, Instruction::Start { .. } | Instruction::Sync { .. }))
                     .map(without_options)
                     .collect();
+                let others = under.len().saturating_sub(NAMED);
                 let comment = if under.is_empty() {
                     "exposed".to_owned()
                 } else {
-                    format!("ran under {}", under.join(", "))
+                    let named = under[..under.len() - others].join(", ");
+                    let others = if others > 0 { format!(" and {others} others") } else { String::new() };
+                    format!("ran under {named}{others}")
                 };
                 comments.insert(index, comment);
             }
@@ -266,7 +290,8 @@ fn flops(model: &Model, schedule: &Schedule, plan: &Plan) -> Flops {
 
 impl Memory {
     fn at_peak(schedule: &Schedule, statics: &Statics, plan: &Plan) -> Memory {
-        let statics = [statics.region_bytes(), statics.bytes].map(|bytes| Bytes(bytes as u64));
+        let statics =
+            [statics.region_bytes(), statics.moment_bytes(), statics.bytes].map(|bytes| Bytes(bytes as u64));
         let at_peak = memory::kinds(statics, &plan.alive(plan.peak_instruction));
         Memory {
             arena_bytes: plan.bytes.0,
@@ -410,6 +435,29 @@ mod tests {
         assert!(syncs.into_iter().all(|line| line.ends_with("; exposed")));
     }
 
+    /// Of the twelve forwards between start and sync, four are named.
+    #[test]
+    fn of_many_instructions_a_comment_names_the_first() {
+        let request = Request { micro_batches: 1, sub_batches: 1, ..Request::new(6, 2, 4) };
+        let mut schedule = Variant::find("none").unwrap().build(&request);
+        let embed = |i: &Instruction| i.to_string().starts_with("sync") && i.to_string().contains("f.embed");
+        let from = schedule.instructions.iter().position(embed).unwrap();
+        let sync = schedule.instructions.remove(from);
+        let loss = schedule
+            .instructions
+            .iter()
+            .position(|i| matches!(i, Instruction::Forward { block: BlockId::Head, .. }));
+        schedule.instructions.insert(loss.unwrap(), sync);
+        let text = annotated(&schedule);
+        let line = text.lines().find(|line| line.starts_with("sync      f.embed")).unwrap();
+        assert!(
+            line.ends_with(
+                "; ran under forward attn.0 m0, forward mlp.0 m0, forward attn.1 m0, forward mlp.1 m0 and 8 others"
+            ),
+            "{line}"
+        );
+    }
+
     /// Two layers on two stages of two pieces: embed and attn.0, mlp.0, attn.1, and mlp.1 and the head.
     #[test]
     fn a_stage_names_its_blocks() {
@@ -421,6 +469,11 @@ mod tests {
             Explanation::new(&Model::gpt(2, 16, 4, 8, 32), variant, &request, Workspace::default(), false)
         };
         let stages = [0, 1].map(explained);
+        let overview = overview(&stages);
+        assert_eq!(overview.lines().count(), 2);
+        assert!(
+            overview.lines().next().unwrap().starts_with(";   stage 0 of 2: embed to attn.0, attn.1   arena")
+        );
         assert_eq!(stages[0].stage.as_deref(), Some("0 of 2: embed to attn.0, attn.1"));
         assert_eq!(stages[1].stage.as_deref(), Some("1 of 2: mlp.0, mlp.1 to head"));
         // Four parts of the batch cross three times in each direction; each stage has an end of every crossing.

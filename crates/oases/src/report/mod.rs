@@ -15,5 +15,5 @@ pub mod statistics;
 pub mod trace;
 mod wrap;
 
-pub use explanation::Explanation;
+pub use explanation::{Explanation, overview};
 pub use measured::{MeasuredStep, write_measured_trace};
