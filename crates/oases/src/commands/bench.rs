@@ -343,6 +343,7 @@ impl Bench<'_> {
             command: command(args),
             version: format!("oases {}", env!("CARGO_PKG_VERSION")),
             model: pairs.map(|(name, value)| (name.to_owned(), value)).to_vec(),
+            pipeline: config.parallel.pipeline,
             rounds: rounds(args, config),
             schedules: self.recipes.iter().map(note).collect(),
             ..BenchReport::default()

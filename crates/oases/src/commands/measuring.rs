@@ -290,6 +290,8 @@ impl<'a> Comparison<'a> {
             let planned = self.schedules.iter().zip(&self.plans);
             let timed = planned.map(|(stages, plans)| lasting(stages, plans, &*costs, link));
             samples = run(&timed.collect::<Result<Vec<_>, _>>()?)?;
+            // Nothing was computed, so there is no loss.
+            samples.iter_mut().flatten().for_each(|sample| sample.loss = f64::NAN);
         }
         samples.resize(self.schedules.len(), Vec::new());
         let predict =

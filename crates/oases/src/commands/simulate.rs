@@ -14,7 +14,7 @@ use crate::environment::Environment;
 use crate::error::UserError;
 use crate::output_file::OutputFile;
 use crate::report::layout;
-use crate::report::prediction::{Prediction, Row, Step, write_trace};
+use crate::report::prediction::{Prediction, Row, SameStep, Step, write_trace};
 use crate::terminal::{self, Terminal};
 
 /// Predicts.
@@ -86,6 +86,7 @@ fn prediction(
         link: source.link_words(config)?,
         device_bytes: source.device_bytes().map(|bytes| bytes.0),
         rows: steps.iter().map(|step| Row::new(step, model.sequence)).collect(),
+        same: SameStep::all(steps),
     })
 }
 

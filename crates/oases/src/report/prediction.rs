@@ -37,6 +37,38 @@ pub struct Prediction {
     pub device_bytes: Option<u64>,
     /// One for each schedule.
     pub rows: Vec<Row>,
+    /// Schedules of a pipeline that do what another one does.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub same: Vec<SameStep>,
+}
+
+/// Two schedules of one pipeline with the same instructions.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct SameStep {
+    /// The later one.
+    pub schedule: String,
+    /// The one before it.
+    pub of: String,
+}
+
+impl SameStep {
+    /// All that are so, by what they do.
+    pub fn all(steps: &[Step]) -> Vec<SameStep> {
+        let does = |step: &Step| -> Vec<Schedule> {
+            let nameless = |schedule: &Schedule| Schedule { name: String::new(), ..schedule.clone() };
+            step.schedules.iter().map(nameless).collect()
+        };
+        let steps: Vec<(&str, Vec<Schedule>)> = steps
+            .iter()
+            .filter(|step| step.schedules.len() > 1)
+            .map(|step| (step.schedules[0].name.as_str(), does(step)))
+            .collect();
+        let earlier = |(index, (name, does)): (usize, &(&str, Vec<Schedule>))| {
+            let (of, _) = steps[..index].iter().find(|(_, other)| other == does)?;
+            Some(SameStep { schedule: (*name).to_owned(), of: (*of).to_owned() })
+        };
+        steps.iter().enumerate().filter_map(earlier).collect()
+    }
 }
 
 /// A predicted step: schedules and timelines of all pipeline stages.
@@ -143,6 +175,10 @@ impl Row {
     }
 }
 
+/// Below a table, where there are several stages.
+pub const EXPOSED_ON_STAGES: &str =
+    "With several stages, exposed is also the time in which a stage waits for others (the bubble).";
+
 const COLUMNS: [&str; 9] =
     ["schedule", "step ms", "tokens/s", "exposed ms", "of step", "compute", "link", "bound", "memory"];
 
@@ -179,6 +215,15 @@ impl fmt::Display for Prediction {
              which that stream is busy. bound: the step over the work of its own busier stream; 1 is as fast as these\n\
              instructions can be. memory: one rank's, in 32 bits."
         )?;
+        if self.pipeline > 1 {
+            writeln!(f, "{EXPOSED_ON_STAGES}")?;
+        }
+        for SameStep { schedule, of } in &self.same {
+            writeln!(
+                f,
+                "{schedule} is {of} here: with several stages the order of the pipeline decides on micro-batches."
+            )?;
+        }
         let device = self.device_bytes.unwrap_or(u64::MAX);
         if self.rows.iter().any(|row| row.arena_bytes > device) {
             writeln!(f, "* more than the {} of one device", Bytes(device))?;
@@ -233,4 +278,25 @@ fn spans<'a>(
         end_ns: run.on_link.end.0,
     });
     on_compute.chain(on_link)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use oases_schedule::{Request, Stage, Stages, Variant};
+
+    /// On stages nothing is left of what sets `oases-dual` apart; `megatron` stays another schedule.
+    #[test]
+    fn schedules_of_a_pipeline_that_do_the_same_are_told() {
+        let steps = |stages: Stages| -> Vec<Step> {
+            let stage = Stage { stages, index: 0 };
+            let request = Request { stage, micro_batches: 2, ..Request::new(2, 2, 2) };
+            let build = |name: &str| Variant::find(name).unwrap().build_stages(&request);
+            let step = |name| Step { schedules: build(name), timelines: Vec::new() };
+            ["megatron", "oases", "oases-dual"].map(step).into()
+        };
+        let expected = SameStep { schedule: "oases-dual".to_owned(), of: "oases".to_owned() };
+        assert_eq!(SameStep::all(&steps(Stages::new(2, vec![0, 3], true))), [expected]);
+        assert_eq!(SameStep::all(&steps(Stages::single())), []);
+    }
 }

@@ -30,6 +30,8 @@ pub struct BenchReport {
     pub version: String,
     /// What was trained, as names and values.
     pub model: Vec<(String, String)>,
+    /// Pipeline stages.
+    pub pipeline: usize,
     /// Rounds that were asked for.
     pub rounds: usize,
     /// Why it ended early, as the end of a sentence.

@@ -249,6 +249,7 @@ pub fn report_of(schedules: &[(String, String)], ratios: &[f64]) -> BenchReport 
     }
     fill_speedups(&mut rows);
     BenchReport {
+        pipeline: 1,
         title: "GPT on two ranks".to_owned(),
         machine: "2 cores of an Intel Xeon at 2.1 GHz (AVX-512), 8 GiB, Linux 6.1".to_owned(),
         command: "oases bench configs/bench.toml --html report.html".to_owned(),

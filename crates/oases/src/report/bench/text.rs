@@ -7,10 +7,14 @@ use super::{BenchReport, Row};
 use crate::report::numbers::{
     MISSING, bytes, decimals_for, fixed, fixed_or_missing, loss, percent, signed_percent,
 };
+use crate::report::prediction::EXPOSED_ON_STAGES;
 use crate::report::statistics::relative_error;
 
-/// Names of schedules are cut behind so many characters.
-const LONGEST_NAME: usize = 20;
+/// Columns of the table at most, so far as names of schedules can be cut for that.
+const WIDTH: usize = 120;
+
+/// Names of schedules are cut behind so many characters or more.
+const SHORTEST_CUT: usize = 20;
 
 const HEADER: [&str; 11] = [
     "schedule",
@@ -36,28 +40,34 @@ impl fmt::Display for BenchReport {
         let groups: Vec<Vec<[String; 11]>> = (0..cells.links.len())
             .map(|link| cells.on_link(link).map(|(_, row)| columns(row, decimals)).collect())
             .collect();
-        let widths: Vec<usize> = (0..HEADER.len())
+        let mut widths: Vec<usize> = (0..HEADER.len())
             .map(|column| {
                 let lines = groups.iter().flatten().map(|line| line[column].chars().count());
                 lines.chain([HEADER[column].len()]).max().unwrap_or(0)
             })
             .collect();
+        // Two blanks stand before each column.
+        let others: usize = widths[1..].iter().map(|width| width + 2).sum();
+        let longest_name = WIDTH.saturating_sub(others + 2).max(SHORTEST_CUT);
+        widths[0] = widths[0].min(longest_name);
         for (link, lines) in cells.links.iter().zip(&groups) {
             writeln!(f, "{}", heading(link))?;
             write_line(f, &HEADER.map(str::to_owned), &widths)?;
             for line in lines {
-                write_line(f, line, &widths)?;
+                let mut line = line.clone();
+                line[0] = shortened(&line[0], longest_name);
+                write_line(f, &line, &widths)?;
             }
             writeln!(f)?;
         }
-        write_whole_names(f, &cells)?;
+        write_whole_names(f, &cells, longest_name)?;
         write_end(f, &cells)
     }
 }
 
 /// The names that the table has cut, in its order: layouts often differ only in what was cut.
-fn write_whole_names(f: &mut fmt::Formatter<'_>, cells: &Cells<'_>) -> fmt::Result {
-    let mut cut = cells.schedules.iter().filter(|name| shortened(name) != **name).peekable();
+fn write_whole_names(f: &mut fmt::Formatter<'_>, cells: &Cells<'_>, longest_name: usize) -> fmt::Result {
+    let mut cut = cells.schedules.iter().filter(|name| shortened(name, longest_name) != **name).peekable();
     if cut.peek().is_some() {
         writeln!(f, "schedules whose names are cut, in the order of the table:")?;
         cut.try_for_each(|name| writeln!(f, "  {name}"))?;
@@ -90,7 +100,7 @@ fn heading(link: &Link<'_>) -> String {
 fn columns(row: &Row, decimals: usize) -> [String; 11] {
     let error = row.predicted_step_ms.map(|predicted| relative_error(row.step_ms, predicted));
     let cells = [
-        shortened(&row.schedule),
+        row.schedule.clone(),
         fixed(row.step_ms, decimals),
         fixed_or_missing(row.predicted_step_ms, decimals),
         error.map_or_else(|| MISSING.to_owned(), signed_percent),
@@ -110,9 +120,9 @@ fn plain(text: &str) -> String {
     text.replace('\u{202f}', " ").replace('−', "-").replace(MISSING, "-")
 }
 
-fn shortened(name: &str) -> String {
-    match name.chars().count() > LONGEST_NAME {
-        true => name.chars().take(LONGEST_NAME - 1).chain(['~']).collect(),
+fn shortened(name: &str, longest: usize) -> String {
+    match name.chars().count() > longest {
+        true => name.chars().take(longest - 1).chain(['~']).collect(),
         false => name.to_owned(),
     }
 }
@@ -140,12 +150,41 @@ fn write_end(f: &mut fmt::Formatter<'_>, cells: &Cells<'_>) -> fmt::Result {
             prediction.cells,
             plain(&percent(prediction.median_error)),
             plain(&percent(prediction.worst_error)),
-            shortened(&worst.schedule),
-            shortened(link.map_or(&worst.link, |link| &link.title)),
+            worst.schedule,
+            link.map_or(&worst.link, |link| &link.title),
         )?;
+    }
+    if cells.report.pipeline > 1 {
+        writeln!(f, "{EXPOSED_ON_STAGES}")?;
     }
     if let Some(reason) = &cells.report.interrupted {
         writeln!(f, "ended early: {reason}")?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A row of a timed bench on two stages: its name has room, and it has no loss.
+    #[test]
+    fn names_are_whole_where_there_is_room_and_what_is_missing_has_its_sign() {
+        let name = "megatron sub_batches=1 keep=all";
+        let row = Row {
+            schedule: name.to_owned(),
+            link: "slow".to_owned(),
+            step_ms: 1.0,
+            loss: f64::NAN,
+            ..Row::default()
+        };
+        let report = BenchReport { pipeline: 2, rows: vec![row], ..BenchReport::default() };
+        let text = report.to_string();
+        let line = text.lines().find(|line| line.trim_start().starts_with(name)).expect(&text);
+        assert!(line.ends_with(" -"), "{text}");
+        assert!(text.contains(EXPOSED_ON_STAGES), "{text}");
+        assert!(report.to_json().unwrap().contains("\"loss\": null"));
+        let alone = BenchReport { pipeline: 1, ..report };
+        assert!(!alone.to_string().contains(EXPOSED_ON_STAGES));
+    }
 }

@@ -3,6 +3,7 @@
 use crate::report::bench::cells::Cells;
 use crate::report::html::markup::Markup;
 use crate::report::numbers::{fixed, loss, milliseconds};
+use crate::report::prediction::EXPOSED_ON_STAGES;
 
 /// Writes the section.
 pub fn write(markup: &mut Markup, cells: &Cells<'_>) {
@@ -157,6 +158,9 @@ fn terms(markup: &mut Markup, cells: &Cells<'_>) {
     ];
     for paragraph in paragraphs {
         markup.within("p", &[], |markup| markup.sentence(paragraph));
+    }
+    if cells.report.pipeline > 1 {
+        markup.element("p", &[], EXPOSED_ON_STAGES);
     }
     if cells.links.iter().any(|link| link.ratio.is_none()) {
         markup.element("p", &[], "Links without a ratio have not been timed by themselves.");
