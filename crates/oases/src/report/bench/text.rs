@@ -170,7 +170,7 @@ mod tests {
     /// A row of a timed bench on two stages: its name has room, and it has no loss.
     #[test]
     fn names_are_whole_where_there_is_room_and_what_is_missing_has_its_sign() {
-        let name = "megatron sub_batches=1 keep=all";
+        let name = "megatron sub_batches=1";
         let row = Row {
             schedule: name.to_owned(),
             link: "slow".to_owned(),
