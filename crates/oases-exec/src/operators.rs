@@ -91,8 +91,8 @@ impl Attention {
             sequences,
             length: model.sequence,
             heads: model.heads / tensor as usize,
-            kv_heads: model.kv_heads / tensor as usize,
-            head_size: model.head_dim(),
+            kv_heads: model.local_kv_heads(tensor),
+            head_size: model.head_dim,
             mask: model.mask,
         }
     }

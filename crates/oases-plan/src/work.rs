@@ -9,7 +9,10 @@
 //! both err upwards, by at most three and two passes over a block's input. The step of a pipeline stage passes over the stage's
 //! share of the parameters ([`oases_schedule::Plan::parameter_shares`]).
 
-use oases_schedule::{Direction, Extent, Family, Model, Operation, Products, Scope, Slot, Workspace};
+use oases_schedule::{
+    Biases, Direction, Extent, Family, HeadKind, Model, NormPlacement, Operation, Positions, Products, Scope,
+    Slot, Workspace,
+};
 
 /// The work of one instruction on one rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -47,6 +50,15 @@ type Operator = &'static [(Slot, u64)];
 
 /// Residual plus reduced output, in place of the output.
 const JOIN: Operator = &[(Slot::Input, 2), (Slot::Residual, 1)];
+/// The residual, normalised on its way into a join.
+const RESIDUAL_NORM: Operator = &[(Slot::Residual, 1), (Slot::Normalized, 1)];
+/// Queries and keys in place; values are not touched, but counted.
+const ROTATE: Operator = &[(Slot::Qkv, 2)];
+const HEAD_NORM: Operator = &[(Slot::Qkv, 1), (Slot::NormalizedHeads, 1)];
+/// The head's transform behind its product: the non-linearity and a normalisation.
+const TRANSFORM: Operator = &[(Slot::TransformInput, 1), (Slot::Transformed, 2), (Slot::LogitsOperand, 1)];
+const TRANSFORM_BACKWARD: Operator =
+    &[(Slot::Transformed, 1), (Slot::TransformInput, 2), (Slot::TransformGradient, 4)];
 const NORM: Operator = &[(Slot::Input, 1), (Slot::Normalized, 1)];
 const ATTENTION: Operator = &[(Slot::Qkv, 1), (Slot::Context, 1)];
 const GELU: Operator = &[(Slot::PreActivation, 1), (Slot::Activated, 1)];
@@ -81,10 +93,10 @@ const EMBED_BACKWARD: Operator = &[(Slot::Gradient, 3)];
 pub fn work(model: &Model, operation: Operation, sequences: u32, tensor: u32) -> Work {
     let count = Count::new(model, operation, sequences, tensor);
     match operation {
-        Operation::Forward(_, extent) => count.operator(JOIN).forward(extent),
+        Operation::Forward(_, extent) => count.join().forward(extent),
         // Inputs of recomputed blocks are kept and complete, but for an MLP's in a layer that is recomputed as a whole.
         Operation::Recompute(Family::Mlp, extent @ (Extent::Body | Extent::Output)) => {
-            count.operator(JOIN).forward(extent)
+            count.join().forward(extent)
         }
         Operation::Recompute(_, extent) => count.forward(extent),
         Operation::Tail(Direction::Forward, _, of, _) => count.piece(of, |products| products.last),
@@ -94,9 +106,9 @@ pub fn work(model: &Model, operation: Operation, sequences: u32, tensor: u32) ->
             let rest = count.elements_of(Slot::Input) * 3 * (u64::from(of) - 1) / u64::from(of);
             count.without(rest)
         }
-        Operation::Reshard(Direction::Forward) => count.operator(JOIN).operator(COPY),
+        Operation::Reshard(Direction::Forward) => count.join().operator(COPY),
         Operation::Reshard(Direction::Backward) => count.in_backward().operator(GRADIENT_JOIN).operator(COPY),
-        Operation::Complete(Direction::Forward) => count.operator(JOIN),
+        Operation::Complete(Direction::Forward) => count.join(),
         Operation::Complete(Direction::Backward) => count.in_backward().operator(GRADIENT_JOIN),
         Operation::Loss => count.operator(CROSS_ENTROPY),
         Operation::Backward(_, scope) => count.backward(scope),
@@ -127,6 +139,20 @@ impl Count<'_> {
         Count { model, operation, family, products, tokens, tensor, work: Work::default() }
     }
 
+    /// Completes an input.
+    fn join(self) -> Self {
+        let post = self.model.placement == NormPlacement::Post;
+        self.operator(JOIN).only(post, RESIDUAL_NORM)
+    }
+
+    /// From the operand of the attention core to its output: with what rotates and normalises heads where these come fresh.
+    fn attention(self, fresh: bool) -> Self {
+        let rotary = matches!(self.model.positions, Positions::Rotary(_));
+        let normalised = self.model.head_norm;
+        let count = self.only(normalised, HEAD_NORM).only(rotary && (fresh || normalised), ROTATE);
+        count.core(1).operator(ATTENTION)
+    }
+
     /// A forward or recomputation, behind the completion of its input.
     fn forward(self, extent: Extent) -> Self {
         let Products { first, last, .. } = self.products;
@@ -134,11 +160,14 @@ impl Count<'_> {
         match self.family {
             // It has no input to complete.
             Family::Embed => Count { work: Work::default(), ..self }.operator(EMBED),
-            Family::Attn if extent == Extent::Core => self.core(1).operator(ATTENTION),
-            Family::Attn => out(self.operator(NORM).product(1, first).core(1).operator(ATTENTION)),
+            Family::Attn if extent == Extent::Core => self.attention(false),
+            Family::Attn => out(self.operator(NORM).product(1, first).attention(true)),
             Family::Mlp if extent == Extent::Saved => self.operator(NORM).product(1, first),
             Family::Mlp => out(self.operator(NORM).product(1, first).operator(GELU)),
-            Family::Head => self.operator(NORM).product(1, first).operator(STATISTICS),
+            Family::Head => {
+                let transform = self.model.head == HeadKind::Transform;
+                self.operator(NORM).only(transform, TRANSFORM).product(1, first).operator(STATISTICS)
+            }
         }
     }
 
@@ -156,7 +185,8 @@ impl Count<'_> {
         }
         if matches!(scope, Scope::All | Scope::Input) {
             let first = count.products.first;
-            count = count.product(1, first).operator(NORM_BACKWARD);
+            let transform = count.family == Family::Head && count.model.head == HeadKind::Transform;
+            count = count.product(1, first).only(transform, TRANSFORM_BACKWARD).operator(NORM_BACKWARD);
         }
         count
     }
@@ -171,7 +201,11 @@ impl Count<'_> {
         let last = self.products.last;
         match self.family {
             Family::Attn => {
-                self.operator(JOIN_BACKWARD).product(1, last).core(2).operator(ATTENTION_BACKWARD)
+                let rotary = matches!(self.model.positions, Positions::Rotary(_));
+                let normalised = self.model.head_norm;
+                let count = self.operator(JOIN_BACKWARD).product(1, last);
+                let count = count.only(normalised, HEAD_NORM).only(normalised, HEAD_NORM);
+                count.only(rotary, ROTATE).core(2).operator(ATTENTION_BACKWARD)
             }
             Family::Mlp => self.operator(JOIN_BACKWARD).product(1, last).operator(GELU_BACKWARD),
             Family::Embed | Family::Head => self.operator(CROSS_ENTROPY_BACKWARD),
@@ -182,10 +216,12 @@ impl Count<'_> {
         let Products { first, last, .. } = self.products;
         match self.family {
             Family::Attn => {
-                self.product(1, last).bias(OUT_BIAS_BACKWARD).product(1, first).bias(QKV_BIAS_BACKWARD)
+                let count = self.product(1, last).bias(OUT_BIAS_BACKWARD, &[Biases::All]).product(1, first);
+                count.bias(QKV_BIAS_BACKWARD, &[Biases::All, Biases::Qkv])
             }
             Family::Mlp => {
-                self.product(1, last).bias(OUT_BIAS_BACKWARD).product(1, first).bias(FFN_BIAS_BACKWARD)
+                let count = self.product(1, last).bias(OUT_BIAS_BACKWARD, &[Biases::All]).product(1, first);
+                count.bias(FFN_BIAS_BACKWARD, &[Biases::All])
             }
             Family::Embed | Family::Head => self.product(1, first),
         }
@@ -214,13 +250,19 @@ impl Count<'_> {
         let [heads, sequence] = [self.model.heads / self.tensor as usize, self.model.sequence];
         let scores = (self.tokens * heads * sequence) as u64;
         // Scores and weighted values are a multiply-add each for every score and feature of a head.
-        let unmasked_flops = scores * 4 * self.model.head_dim() as u64;
+        let unmasked_flops = scores * 4 * self.model.head_dim as u64;
         self.work.core = Some(Core { products, flops: self.products.core, unmasked_flops, scores });
         self
     }
 
-    fn bias(self, operator: Operator) -> Self {
-        if self.model.bias { self.operator(operator) } else { self }
+    /// An operator on a bias that projections of these kinds have.
+    fn bias(self, operator: Operator, of: &[Biases]) -> Self {
+        let has = of.contains(&self.model.biases);
+        self.only(has, operator)
+    }
+
+    fn only(self, condition: bool, operator: Operator) -> Self {
+        if condition { self.operator(operator) } else { self }
     }
 
     fn operator(mut self, operator: Operator) -> Self {

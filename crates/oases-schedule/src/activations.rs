@@ -2,7 +2,7 @@
 //!
 //! Sizes are those of one rank. Letters: n tokens of the part, h hidden, f ffn, V vocabulary, t TMP degree.
 
-use crate::model::{Mask, Model};
+use crate::model::{HeadKind, Mask, Model, NormPlacement};
 use crate::operation::{Direction, Family, Operation};
 use crate::schedule::{Extent, Scope};
 use crate::units::{Bytes, Flops};
@@ -21,16 +21,27 @@ pub enum Slot {
     Normalized,
     /// Mean and reciprocal standard deviation of each row. `[n, 2]`
     NormStats,
-    /// Queries, keys and values of this rank's heads. `[n, (heads + 2 kv_heads)·d / t]`
+    /// Queries, keys and values of this rank's heads. `[n, (heads + 2 kv_heads)·d / t]`, or where all ranks hold all keys and values
+    /// `[n, heads·d / t]` and behind it `[n, 2 kv_heads·d]`
     Qkv,
-    /// Attention output of this rank's heads. `[n, h / t]`
+    /// The same with normalised heads, where the model has these. Like `Qkv`
+    NormalizedHeads,
+    /// Attention output of this rank's heads. `[n, heads·d / t]`
     Context,
     /// Logarithm of each query's softmax denominator. `[n, heads / t]`
     LogSumExp,
-    /// Input of the non-linearity. `[n, f / t]`
+    /// Input of the non-linearity. `[n, f / t]`, with a gate `[n, 2 f / t]`
     PreActivation,
     /// Output of the non-linearity. `[n, f / t]`
     Activated,
+    /// The head's transform before its non-linearity, absent without a transform. `[n, h]`
+    TransformInput,
+    /// The head's transform behind its non-linearity. `[n, h]`
+    Transformed,
+    /// Like `NormStats`, of the normalisation behind the head's transform. `[n, 2]`
+    TransformStats,
+    /// What the logits are made of where the head has a transform. `[n, h]`
+    LogitsOperand,
     /// Logits of this rank's part of the vocabulary. `[n, ceil(V / t)]`
     Logits,
     /// Logarithm of each token's softmax denominator. `[n]`
@@ -43,16 +54,20 @@ pub enum Slot {
     InputGradient,
     /// `G[k+1]` behind dropout. `[n, h]`, absent without dropout
     BranchGradient,
+    /// `G[k+1]` for the pieces of a backward whose residual path is normalised, absent elsewhere. `[n, h]`
+    StreamGradient,
     /// Gradient of queries, keys and values. Like `Qkv`
     QkvGradient,
     /// Gradient of the attention output. Like `Context`
     ContextGradient,
-    /// Gradient of the output, then of the input, of the non-linearity. `[n, f / t]`
+    /// Gradient of the output, then of the input, of the non-linearity. Like `PreActivation`
     ActivationGradient,
     /// A reduced output whose pieces are columns, put together. `[n, h]`
     Joined,
     /// The block's input, or in backward its gradient, for the other TMP degree. `[n', h]`
     Resharded,
+    /// Gradient of `LogitsOperand`, then of `Normalized`. `[n, h]`
+    TransformGradient,
     /// Tiles of the attention kernel.
     Workspace,
 }
@@ -81,13 +96,22 @@ pub(crate) fn inside(family: Family, value: Inside) -> &'static [Slot] {
         (Family::Attn, Inside::Saved) => &[Slot::Normalized, Slot::NormStats, Slot::Qkv],
         (Family::Attn, Inside::Core) => &[Slot::Context, Slot::LogSumExp],
         (Family::Attn, Inside::Operand) => &[Slot::Context],
-        (Family::Attn, Inside::Delta) => &[Slot::QkvGradient, Slot::BranchGradient],
+        (Family::Attn, Inside::Delta) => &[Slot::QkvGradient, Slot::BranchGradient, Slot::StreamGradient],
         (Family::Mlp, Inside::Saved) => &[Slot::Normalized, Slot::NormStats, Slot::PreActivation],
         (Family::Mlp, Inside::Operand) => &[Slot::Activated],
-        (Family::Mlp, Inside::Delta) => &[Slot::ActivationGradient, Slot::BranchGradient],
-        (Family::Head, Inside::Saved) => {
-            &[Slot::Normalized, Slot::NormStats, Slot::Logits, Slot::TokenLogSumExp]
+        (Family::Mlp, Inside::Delta) => {
+            &[Slot::ActivationGradient, Slot::BranchGradient, Slot::StreamGradient]
         }
+        (Family::Head, Inside::Saved) => &[
+            Slot::Normalized,
+            Slot::NormStats,
+            Slot::TransformInput,
+            Slot::Transformed,
+            Slot::TransformStats,
+            Slot::LogitsOperand,
+            Slot::Logits,
+            Slot::TokenLogSumExp,
+        ],
         (Family::Mlp | Family::Head, Inside::Core)
         | (Family::Head, Inside::Operand | Inside::Delta)
         | (Family::Embed, _) => &[],
@@ -98,14 +122,18 @@ pub(crate) fn inside(family: Family, value: Inside) -> &'static [Slot] {
 pub(crate) fn internals(operation: Operation) -> &'static [Slot] {
     use Slot::{
         Activated, ActivationGradient, BranchGradient, Context, ContextGradient, LogSumExp, Logits,
-        NormStats, Normalized, PreActivation, Qkv, QkvGradient, TokenLogSumExp, Workspace,
+        LogitsOperand, NormStats, Normalized, NormalizedHeads, PreActivation, Qkv, QkvGradient,
+        StreamGradient, TokenLogSumExp, TransformGradient, TransformInput, TransformStats, Transformed,
+        Workspace,
     };
     match operation {
         Operation::Forward(Family::Attn, _)
         | Operation::Recompute(Family::Attn, Extent::Saved | Extent::Body | Extent::Output) => {
-            &[Normalized, NormStats, Qkv, Context, LogSumExp, Workspace]
+            &[Normalized, NormStats, Qkv, NormalizedHeads, Context, LogSumExp, Workspace]
         }
-        Operation::Recompute(Family::Attn, Extent::Core) => &[Qkv, Context, LogSumExp, Workspace],
+        Operation::Recompute(Family::Attn, Extent::Core) => {
+            &[Qkv, NormalizedHeads, Context, LogSumExp, Workspace]
+        }
         Operation::Forward(Family::Mlp, _)
         | Operation::Recompute(Family::Mlp, Extent::Body | Extent::Output) => {
             &[Normalized, NormStats, PreActivation, Activated]
@@ -113,12 +141,27 @@ pub(crate) fn internals(operation: Operation) -> &'static [Slot] {
         Operation::Recompute(Family::Mlp, Extent::Saved | Extent::Core) => {
             &[Normalized, NormStats, PreActivation]
         }
-        Operation::Forward(Family::Head, _) => &[Normalized, NormStats, Logits, TokenLogSumExp],
+        Operation::Forward(Family::Head, _) => &[
+            Normalized,
+            NormStats,
+            TransformInput,
+            Transformed,
+            TransformStats,
+            LogitsOperand,
+            Logits,
+            TokenLogSumExp,
+        ],
+        // Where the residual path is normalised, so is what they complete with.
+        Operation::Complete(Direction::Forward) | Operation::Reshard(Direction::Forward) => {
+            &[Normalized, NormStats]
+        }
         Operation::Tail(Direction::Forward, Family::Attn, _, _) => &[Context],
         Operation::Tail(Direction::Forward, Family::Mlp, _, _) => &[Activated],
         Operation::Tail(Direction::Backward, Family::Attn, _, _) => &[NormStats, QkvGradient],
         Operation::Tail(Direction::Backward, Family::Mlp, _, _) => &[NormStats, ActivationGradient],
-        Operation::Tail(Direction::Backward, Family::Head, _, _) => &[NormStats, Logits],
+        Operation::Tail(Direction::Backward, Family::Head, _, _) => {
+            &[Normalized, NormStats, TransformInput, Transformed, TransformStats, Logits, TransformGradient]
+        }
         Operation::Backward(Family::Embed, _) => &[BranchGradient],
         Operation::Backward(Family::Attn, Scope::Weight) => {
             &[Normalized, Context, QkvGradient, BranchGradient]
@@ -127,21 +170,33 @@ pub(crate) fn internals(operation: Operation) -> &'static [Slot] {
             Normalized,
             NormStats,
             Qkv,
+            NormalizedHeads,
             Context,
             LogSumExp,
             Workspace,
             ContextGradient,
             QkvGradient,
             BranchGradient,
+            StreamGradient,
         ],
         Operation::Backward(Family::Mlp, Scope::Weight) => {
             &[Normalized, PreActivation, ActivationGradient, BranchGradient]
         }
         Operation::Backward(Family::Mlp, _) => {
-            &[Normalized, NormStats, PreActivation, ActivationGradient, BranchGradient]
+            &[Normalized, NormStats, PreActivation, ActivationGradient, BranchGradient, StreamGradient]
         }
-        Operation::Backward(Family::Head, Scope::Weight) => &[Normalized, Logits],
-        Operation::Backward(Family::Head, _) => &[Normalized, NormStats, Logits, TokenLogSumExp],
+        Operation::Backward(Family::Head, Scope::Weight) => &[Normalized, LogitsOperand, Logits],
+        Operation::Backward(Family::Head, _) => &[
+            Normalized,
+            NormStats,
+            TransformInput,
+            Transformed,
+            TransformStats,
+            LogitsOperand,
+            Logits,
+            TokenLogSumExp,
+            TransformGradient,
+        ],
         Operation::Loss => &[Logits, TokenLogSumExp],
         _ => &[],
     }
@@ -170,11 +225,24 @@ impl Model {
     ) -> Bytes {
         let t = tensor as usize;
         let heads = self.heads / t;
-        let kv_heads = (self.kv_heads / t).max(1);
-        let d = self.head_dim();
+        let qkv = (heads + 2 * self.local_kv_heads(tensor)) * self.head_dim;
+        let post = self.placement == NormPlacement::Post;
+        let border = matches!(operation, Operation::Complete(_) | Operation::Reshard(_));
         let elements = match slot {
             Slot::Output if operation.family() == Some(Family::Head) => t * tokens * 3,
             Slot::BranchGradient if self.dropout == 0.0 => 0,
+            Slot::Normalized | Slot::NormStats if border && !post => 0,
+            Slot::NormalizedHeads if !self.head_norm => 0,
+            Slot::StreamGradient if !post || !matches!(operation, Operation::Backward(_, Scope::Body)) => 0,
+            Slot::TransformInput
+            | Slot::Transformed
+            | Slot::TransformStats
+            | Slot::LogitsOperand
+            | Slot::TransformGradient
+                if self.head == HeadKind::Plain =>
+            {
+                0
+            }
             Slot::Input
             | Slot::Residual
             | Slot::Output
@@ -184,12 +252,18 @@ impl Model {
             | Slot::Upstream
             | Slot::Gradient
             | Slot::InputGradient
-            | Slot::BranchGradient => tokens * self.hidden,
-            Slot::NormStats => tokens * 2,
-            Slot::Qkv | Slot::QkvGradient => tokens * (heads + 2 * kv_heads) * d,
-            Slot::Context | Slot::ContextGradient => tokens * heads * d,
+            | Slot::BranchGradient
+            | Slot::StreamGradient
+            | Slot::TransformInput
+            | Slot::Transformed
+            | Slot::LogitsOperand
+            | Slot::TransformGradient => tokens * self.hidden,
+            Slot::NormStats | Slot::TransformStats => tokens * 2,
+            Slot::Qkv | Slot::NormalizedHeads | Slot::QkvGradient => tokens * qkv,
+            Slot::Context | Slot::ContextGradient => tokens * heads * self.head_dim,
             Slot::LogSumExp => tokens * heads,
-            Slot::PreActivation | Slot::Activated | Slot::ActivationGradient => tokens * (self.ffn / t),
+            Slot::PreActivation | Slot::ActivationGradient => tokens * (self.ffn_columns() / t),
+            Slot::Activated => tokens * (self.ffn / t),
             Slot::Logits => tokens * self.vocabulary.div_ceil(t),
             Slot::TokenLogSumExp => tokens,
             Slot::Workspace => {
@@ -235,21 +309,34 @@ impl Model {
         let n = tokens as u64;
         let t = u64::from(tensor);
         let [h, f, v] = [self.hidden as u64, self.ffn as u64, self.vocabulary as u64];
-        let kv = (self.kv_heads * self.head_dim()) as u64;
+        let queries = self.query_columns() as u64 / t;
+        let keys = (self.local_kv_heads(tensor) * self.head_dim) as u64;
         // Queries at position i see i + 1 keys under a causal mask: (S + 1) / 2 on average.
-        let keys_doubled = match self.mask {
-            Mask::Causal => self.sequence as u64 + 1,
-            Mask::Bidirectional => 2 * self.sequence as u64,
+        let length = self.sequence as u64;
+        let seen_doubled = match self.mask {
+            Mask::Causal => length + 1,
+            Mask::Sliding(window) => {
+                let window = length.min(window as u64);
+                (window * (window + 1) + 2 * (length - window) * window) / length
+            }
+            Mask::Bidirectional => 2 * length,
         };
         match family {
             Family::Embed => Products::default(),
             Family::Attn => Products {
-                first: 2 * n * h * (h + 2 * kv) / t,
-                core: 2 * n * keys_doubled * h / t,
-                last: 2 * n * h * h / t,
+                first: 2 * n * h * (queries + 2 * keys),
+                core: 2 * n * seen_doubled * queries,
+                last: 2 * n * h * queries,
             },
-            Family::Mlp => Products { first: 2 * n * h * f / t, core: 0, last: 2 * n * h * f / t },
-            Family::Head => Products { first: 2 * n * h * v / t, core: 0, last: 0 },
+            Family::Mlp => Products {
+                first: 2 * n * h * self.ffn_columns() as u64 / t,
+                core: 0,
+                last: 2 * n * h * f / t,
+            },
+            Family::Head => {
+                let transform = if self.head == HeadKind::Transform { 2 * n * h * h } else { 0 };
+                Products { first: 2 * n * h * v / t + transform, core: 0, last: 0 }
+            }
         }
     }
 }
@@ -281,6 +368,18 @@ mod tests {
         let forward = 8 * (of(Family::Attn) + of(Family::Mlp)) + of(Family::Head);
         let expected = tokens as u64 * (2 * weights + 2 * 8 * 257 * 512);
         assert_eq!(forward, expected);
+    }
+
+    #[test]
+    fn a_sliding_window_sees_what_a_loop_counts() {
+        for (sequence, window) in [(32, 1), (32, 7), (32, 32), (32, 99)] {
+            let mask = Mask::Sliding(window);
+            let model = Model { mask, ..Model::gpt(1, 64, 4, sequence, 100) };
+            let seen: usize = (0..sequence).map(|query| (query + 1).min(window)).sum();
+            let core = model.products(Family::Attn, sequence, 2).core;
+            let exact = (4 * seen * 64 / 2) as u64;
+            assert!(exact - core < 2 * 64 * sequence as u64, "{core} instead of {exact}");
+        }
     }
 
     #[test]

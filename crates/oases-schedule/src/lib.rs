@@ -19,6 +19,7 @@ pub mod passes;
 mod placement;
 #[cfg(feature = "random")]
 pub mod random;
+mod rotary;
 mod schedule;
 mod stage;
 mod statics;
@@ -32,10 +33,13 @@ pub use ids::{BlockId, CollectiveId, Cut, PartId, Pass, Piece};
 pub use instruction::Instruction;
 pub use lifetimes::{Buffer, BufferKind, Operands, Plan, collective_bytes, plan};
 pub use mesh::{Axis, Coordinates, Grouping, Layout, Mesh};
-pub use model::{Activation, Mask, Model, ModelError, NormKind, NormPlacement, Positions, divisors};
+pub use model::{
+    Activation, Biases, HeadKind, Mask, Model, ModelError, NormKind, NormPlacement, Positions, divisors,
+};
 pub use operation::{Direction, Family, Operation};
 pub use parameters::{GradientKind, Init, Parameter, Role, Shard};
 pub use passes::{Keeps, Order, Request, Variant};
+pub use rotary::{Rotary, RotaryScaling};
 pub use schedule::{CollectiveKind, Extent, Keep, Part, Schedule, Scope};
 pub use stage::{Optimizer, Stage, Stages};
 pub use statics::{Placed, Purpose, Statics, Updated};

@@ -1,7 +1,8 @@
 //! The description of a model: data from which every block derives its shapes, parameters, activations and costs.
 //!
-//! A family is a value of this type. GPT, LLaMA and BERT differ in fields, not in code paths; what a backend cannot
-//! execute yet is refused by [`Model::check`], with the field that it would need.
+//! A family is a value of this type: GPT, LLaMA and BERT differ in fields, not in code paths.
+
+use crate::rotary::Rotary;
 
 /// How activations are normalised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,12 +23,12 @@ pub enum NormPlacement {
 }
 
 /// How a position enters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Positions {
     /// A learned table, added to the embedding.
     Learned,
     /// Rotation of queries and keys.
-    Rotary,
+    Rotary(Rotary),
 }
 
 /// The non-linearity of the multi-layer perceptron.
@@ -35,6 +36,8 @@ pub enum Positions {
 pub enum Activation {
     /// `down(gelu(up(x)))`, GELU in its tanh form.
     Gelu,
+    /// The same, GELU by the error function.
+    GeluErf,
     /// `down(silu(gate(x)) · up(x))`.
     SwiGlu,
 }
@@ -44,8 +47,30 @@ pub enum Activation {
 pub enum Mask {
     /// Those at its own position and before.
     Causal,
+    /// So many of them, the last ones: its own position and those before (Mistral).
+    Sliding(usize),
     /// All.
     Bidirectional,
+}
+
+/// Which projections have biases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Biases {
+    /// All.
+    All,
+    /// Queries, keys and values (Qwen2).
+    Qkv,
+    /// None.
+    None,
+}
+
+/// What stands between the last normalisation and the logits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeadKind {
+    /// Nothing.
+    Plain,
+    /// `norm(gelu(W·x + b))`, and the logits have a bias of their own: BERT's head for masked language modelling.
+    Transform,
 }
 
 /// A transformer language model.
@@ -59,6 +84,8 @@ pub struct Model {
     pub heads: usize,
     /// Key and value heads; equal to `heads` unless queries share them.
     pub kv_heads: usize,
+    /// Width of a head; `hidden / heads` unless a family says otherwise.
+    pub head_dim: usize,
     /// Width of the multi-layer perceptron.
     pub ffn: usize,
     /// Longest sequence, in tokens.
@@ -69,8 +96,10 @@ pub struct Model {
     pub dropout: f32,
     /// Whether the head shares the embedding's weight.
     pub tied: bool,
-    /// Whether projections have biases.
-    pub bias: bool,
+    /// Which projections have biases.
+    pub biases: Biases,
+    /// Whether each head's queries and keys are normalised before they meet (Qwen3).
+    pub head_norm: bool,
     /// Kind of normalisation.
     pub norm: NormKind,
     /// Where it stands.
@@ -83,6 +112,10 @@ pub struct Model {
     pub activation: Activation,
     /// Attention mask.
     pub mask: Mask,
+    /// Rows of a table of token types that is added to the embedding (BERT); 0 for none.
+    pub token_types: usize,
+    /// What the head computes.
+    pub head: HeadKind,
 }
 
 /// Why a model cannot be laid out or executed.
@@ -103,24 +136,75 @@ impl Model {
             hidden,
             heads,
             kv_heads: heads,
+            head_dim: hidden / heads.max(1),
             ffn: 4 * hidden,
             sequence,
             vocabulary,
             dropout: 0.0,
             tied: true,
-            bias: true,
+            biases: Biases::All,
+            head_norm: false,
             norm: NormKind::LayerNorm,
             placement: NormPlacement::Pre,
             norm_epsilon: 1e-5,
             positions: Positions::Learned,
             activation: Activation::Gelu,
             mask: Mask::Causal,
+            token_types: 0,
+            head: HeadKind::Plain,
         }
     }
 
-    /// Width of one attention head.
-    pub fn head_dim(&self) -> usize {
-        self.hidden / self.heads
+    /// A LLaMA-like model: RMS normalisation, rotary positions, SwiGLU, no biases, an untied head, no dropout.
+    pub fn llama(layers: u32, hidden: usize, heads: usize, sequence: usize, vocabulary: usize) -> Model {
+        Model {
+            ffn: (8 * hidden / 3).next_multiple_of(64),
+            tied: false,
+            biases: Biases::None,
+            norm: NormKind::RmsNorm,
+            positions: Positions::Rotary(Rotary::new(10_000.0)),
+            activation: Activation::SwiGlu,
+            ..Model::gpt(layers, hidden, heads, sequence, vocabulary)
+        }
+    }
+
+    /// A BERT: normalisation on the residual path, all keys seen, token types, a head for masked language modelling.
+    pub fn bert(layers: u32, hidden: usize, heads: usize, sequence: usize, vocabulary: usize) -> Model {
+        Model {
+            placement: NormPlacement::Post,
+            norm_epsilon: 1e-12,
+            activation: Activation::GeluErf,
+            mask: Mask::Bidirectional,
+            token_types: 2,
+            head: HeadKind::Transform,
+            ..Model::gpt(layers, hidden, heads, sequence, vocabulary)
+        }
+    }
+
+    /// Columns of all query heads.
+    pub fn query_columns(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Columns of all key heads, or of all value heads.
+    pub fn key_columns(&self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+
+    /// Whether a TMP group of this degree has more ranks than there are key/value heads. Every rank then has all of these, and
+    /// their gradients are summed over the group.
+    pub fn shares_keys(&self, tensor: u32) -> bool {
+        !self.kv_heads.is_multiple_of(tensor as usize)
+    }
+
+    /// Key (or value) heads on a rank of a TMP group of this degree.
+    pub fn local_kv_heads(&self, tensor: u32) -> usize {
+        if self.shares_keys(tensor) { self.kv_heads } else { self.kv_heads / tensor as usize }
+    }
+
+    /// Columns of the product that opens the perceptron: one for each unit, or a gate and a value for each.
+    pub fn ffn_columns(&self) -> usize {
+        if self.activation == Activation::SwiGlu { 2 * self.ffn } else { self.ffn }
     }
 
     /// Everything that must hold before anything is allocated, for TMP degree `tensor`.
@@ -140,11 +224,19 @@ impl Model {
                 return refuse(format!("{name} is {value}"), format!("{name} must be between 1 and 2^30"));
             }
         }
-        if !self.hidden.is_multiple_of(self.heads) {
+        // A quotient that was rounded down is nobody's intention.
+        if !self.hidden.is_multiple_of(self.heads) && self.head_dim == self.hidden / self.heads {
             let fits = divisors(self.hidden, 64);
             return refuse(
                 format!("hidden {} is not divisible by {} heads", self.hidden, self.heads),
                 format!("numbers of heads that divide it: {fits}"),
+            );
+        }
+        let rotary = matches!(self.positions, Positions::Rotary(_));
+        if self.head_dim == 0 || self.head_dim > 1 << 20 || rotary && !self.head_dim.is_multiple_of(2) {
+            return refuse(
+                format!("heads are {} wide", self.head_dim),
+                "head_dim must be between 1 and 2^20, and even where rotary positions turn pairs".into(),
             );
         }
         if self.kv_heads == 0 || !self.heads.is_multiple_of(self.kv_heads) {
@@ -153,7 +245,7 @@ impl Model {
                 format!("numbers of key/value heads that divide it: {}", divisors(self.heads, 64)),
             );
         }
-        for (name, value) in [("heads", self.heads), ("kv_heads", self.kv_heads), ("ffn", self.ffn)] {
+        for (name, value) in [("heads", self.heads), ("ffn", self.ffn)] {
             if !value.is_multiple_of(tensor as usize) {
                 return refuse(
                     format!("{name} {value} is not divisible by TMP degree {tensor}"),
@@ -161,24 +253,17 @@ impl Model {
                 );
             }
         }
-        self.check_executable()
-    }
-
-    /// Fields that are described but that no backend executes yet.
-    fn check_executable(&self) -> Result<(), ModelError> {
-        let missing = [
-            ("norm = \"rms_norm\"", self.norm == NormKind::RmsNorm),
-            ("placement = \"post\"", self.placement == NormPlacement::Post),
-            ("positions = \"rotary\"", self.positions == Positions::Rotary),
-            ("activation = \"swiglu\"", self.activation == Activation::SwiGlu),
-        ];
-        match missing.iter().find(|(_, needed)| *needed) {
-            Some((field, _)) => Err(ModelError {
-                message: format!("no backend executes {field} yet"),
-                hint: "the family \"gpt\" can be trained".into(),
-            }),
-            None => Ok(()),
+        let executed = self.placement == NormPlacement::Pre
+            && !rotary
+            && self.activation == Activation::Gelu
+            && self.norm == NormKind::LayerNorm;
+        if !executed {
+            return refuse("no backend executes this model yet".into(), "a GPT can be trained".into());
         }
+        if self.mask == Mask::Sliding(0) {
+            return refuse("a sliding window of 0 keys".into(), "a query sees at least itself".into());
+        }
+        Ok(())
     }
 }
 

@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use crate::ids::BlockId;
-use crate::model::{Activation, Model, NormKind, Positions};
+use crate::model::{Activation, Biases, HeadKind, Model, NormKind, Positions};
 
 /// How a parameter is cut over the ranks of a TMP group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +17,9 @@ pub enum Shard {
     Rows,
     /// Cut by columns.
     Columns,
+    /// Keys or values of so many heads, one row (or element of a vector) for each feature: cut by heads where their number divides by
+    /// the degree; otherwise every rank holds all.
+    Heads(usize),
 }
 
 /// What each rank's gradient of a parameter is after backward.
@@ -26,7 +29,8 @@ pub enum GradientKind {
     Sharded,
     /// The whole gradient, the same on every rank: computed from what was reduced before.
     Full,
-    /// A term of a sum over the TMP group: computed before the all-reduce (normalisation gain and shift).
+    /// A term of a sum over the TMP group: computed before the all-reduce (normalisation gain and shift), or of keys and values
+    /// that all ranks hold and each uses for its own queries.
     Partial,
 }
 
@@ -39,6 +43,8 @@ pub enum Role {
     Tokens,
     /// Position table of the embedding.
     Positions,
+    /// Table of token types of the embedding.
+    TokenTypes,
     /// Gain of the normalisation.
     NormGain,
     /// Shift of the normalisation.
@@ -47,17 +53,35 @@ pub enum Role {
     InWeight,
     /// Column-parallel bias.
     InBias,
+    /// Weight of keys and values that all ranks hold.
+    SharedWeight,
+    /// Bias of keys and values that all ranks hold.
+    SharedBias,
+    /// Gain of the normalisation of each head's queries.
+    QueryGain,
+    /// Gain of the normalisation of each head's keys.
+    KeyGain,
     /// Row-parallel weight.
     OutWeight,
     /// Bias added after the all-reduce.
     OutBias,
     /// Weight of an untied head.
     Logits,
+    /// Bias of the logits.
+    LogitsBias,
+    /// Weight of the head's transform.
+    TransformWeight,
+    /// Bias of the head's transform.
+    TransformBias,
+    /// Gain of the normalisation behind the head's transform.
+    TransformGain,
+    /// Shift of the normalisation behind the head's transform.
+    TransformShift,
 }
 
 impl Role {
     /// Number of roles.
-    pub const COUNT: usize = Role::Logits as usize + 1;
+    pub const COUNT: usize = Role::TransformShift as usize + 1;
 }
 
 /// Initial values, drawn by the index of the element in the full tensor.
@@ -81,8 +105,8 @@ pub struct Parameter {
     pub name: String,
     /// The block that owns it.
     pub block: BlockId,
-    /// What it does there.
-    pub role: Role,
+    /// What it does there; see [`Parameter::role`].
+    role: Role,
     /// Rows of the full tensor; 1 for a vector.
     pub rows: usize,
     /// Columns of the full tensor, or length of a vector.
@@ -91,13 +115,37 @@ pub struct Parameter {
     pub vector: bool,
     /// How it is cut.
     pub shard: Shard,
-    /// What its gradient is.
-    pub gradient: GradientKind,
+    /// What its gradient is; see [`Parameter::gradient`].
+    gradient: GradientKind,
     /// Initial values.
     pub init: Init,
 }
 
 impl Parameter {
+    /// Whether all ranks of a TMP group of this degree hold all of these keys or values.
+    fn is_shared(&self, tensor: u32) -> bool {
+        matches!(self.shard, Shard::Heads(heads) if !heads.is_multiple_of(tensor as usize))
+    }
+
+    /// What it does in its block, at this TMP degree: keys and values that all ranks hold are a product of their own.
+    pub fn role(&self, tensor: u32) -> Role {
+        match self.role {
+            Role::InWeight if self.is_shared(tensor) => Role::SharedWeight,
+            Role::InBias if self.is_shared(tensor) => Role::SharedBias,
+            role => role,
+        }
+    }
+
+    /// What its gradient is, at this TMP degree.
+    pub fn gradient(&self, tensor: u32) -> GradientKind {
+        if self.is_shared(tensor) { GradientKind::Partial } else { self.gradient }
+    }
+
+    /// Whether it is the token table of the embedding, which a tied head shares.
+    pub fn is_table(&self) -> bool {
+        self.role == Role::Tokens
+    }
+
     /// Elements of the full tensor.
     pub fn elements(&self) -> usize {
         self.rows * self.columns
@@ -110,9 +158,13 @@ impl Parameter {
 
     /// Rows and columns that every rank has room for.
     pub fn local_shape(&self, tensor: u32) -> (usize, usize) {
+        let shared = self.is_shared(tensor);
         let tensor = tensor as usize;
         match self.shard {
             Shard::Whole => (self.rows, self.columns),
+            Shard::Heads(_) if shared => (self.rows, self.columns),
+            Shard::Heads(_) if self.vector => (1, self.columns / tensor),
+            Shard::Heads(_) => (self.rows / tensor, self.columns),
             Shard::Rows => (self.rows.div_ceil(tensor), self.columns),
             Shard::Columns => (self.rows, self.columns.div_ceil(tensor)),
         }
@@ -133,9 +185,11 @@ impl Parameter {
             start..(start + share).min(length)
         };
         match self.shard {
-            Shard::Whole => (0..self.rows, 0..self.columns),
             Shard::Rows => (cut(self.rows, rows), 0..self.columns),
             Shard::Columns => (0..self.rows, cut(self.columns, columns)),
+            Shard::Heads(_) if rows < self.rows => (cut(self.rows, rows), 0..self.columns),
+            Shard::Heads(_) if columns < self.columns => (0..self.rows, cut(self.columns, columns)),
+            Shard::Whole | Shard::Heads(_) => (0..self.rows, 0..self.columns),
         }
     }
 }
@@ -185,6 +239,11 @@ impl List<'_> {
                 self.model.init_std(),
             );
         }
+        let types = self.model.token_types;
+        if types > 0 {
+            let std = self.model.init_std();
+            self.matrix("embed.types", Role::TokenTypes, [types, hidden], Shard::Whole, std);
+        }
     }
 
     fn attention(&mut self, layer: u32) {
@@ -192,10 +251,20 @@ impl List<'_> {
         let model = self.model;
         let prefix = format!("layers.{layer}.attn");
         self.norm(&prefix);
-        let kv = model.kv_heads * model.head_dim();
-        let fused = [("query", model.hidden), ("key", kv), ("value", kv)];
-        self.column_parallel(&prefix, &fused);
-        self.row_parallel(&format!("{prefix}.out"), model.hidden);
+        let keys = (model.key_columns(), Shard::Heads(model.kv_heads));
+        let fused = [
+            ("query", model.query_columns(), Shard::Rows),
+            ("key", keys.0, keys.1),
+            ("value", keys.0, keys.1),
+        ];
+        self.column_parallel(&prefix, &fused, model.biases != Biases::None);
+        if model.head_norm {
+            for (name, role) in [("query", Role::QueryGain), ("key", Role::KeyGain)] {
+                let gain = format!("{prefix}.{name}.norm.gain");
+                self.vector(gain, role, model.head_dim, Shard::Whole, GradientKind::Partial);
+            }
+        }
+        self.row_parallel(&format!("{prefix}.out"), model.query_columns());
     }
 
     fn mlp(&mut self, layer: u32) {
@@ -203,18 +272,35 @@ impl List<'_> {
         let model = self.model;
         let prefix = format!("layers.{layer}.mlp");
         self.norm(&prefix);
-        match model.activation {
-            Activation::Gelu => self.column_parallel(&prefix, &[("up", model.ffn)]),
-            Activation::SwiGlu => self.column_parallel(&prefix, &[("gate", model.ffn), ("up", model.ffn)]),
-        }
+        let up = ("up", model.ffn, Shard::Rows);
+        let gate = ("gate", model.ffn, Shard::Rows);
+        let projections = if model.activation == Activation::SwiGlu { &[gate, up][..] } else { &[up] };
+        self.column_parallel(&prefix, projections, model.biases == Biases::All);
         self.row_parallel(&format!("{prefix}.down"), model.ffn);
     }
 
     fn head(&mut self) {
         self.block = BlockId::Head;
         self.norm("head");
+        let Model { vocabulary, hidden, .. } = *self.model;
+        if self.model.head == HeadKind::Transform {
+            let std = self.model.init_std();
+            // Its gradients come from what a rank's part of the vocabulary says, so they are terms of a sum.
+            let partial = GradientKind::Partial;
+            let weight = "head.transform.weight";
+            self.matrix(weight, Role::TransformWeight, [hidden, hidden], Shard::Whole, std);
+            self.parameters.last_mut().expect("one was pushed").gradient = partial;
+            for (name, role) in [
+                ("bias", Role::TransformBias),
+                ("norm.gain", Role::TransformGain),
+                ("norm.shift", Role::TransformShift),
+            ] {
+                self.vector(format!("head.transform.{name}"), role, hidden, Shard::Whole, partial);
+            }
+            let sharded = GradientKind::Sharded;
+            self.vector("head.bias".into(), Role::LogitsBias, vocabulary, Shard::Columns, sharded);
+        }
         if !self.model.tied {
-            let Model { vocabulary, hidden, .. } = *self.model;
             self.matrix(
                 "head.weight",
                 Role::Logits,
@@ -236,15 +322,16 @@ impl List<'_> {
     }
 
     /// Weights that are one matrix to the product, then their biases, likewise.
-    fn column_parallel(&mut self, prefix: &str, projections: &[(&str, usize)]) {
+    fn column_parallel(&mut self, prefix: &str, projections: &[(&str, usize, Shard)], biases: bool) {
         let hidden = self.model.hidden;
-        for (name, out) in projections {
+        for &(name, out, shard) in projections {
             let weight = format!("{prefix}.{name}.weight");
-            self.matrix(&weight, Role::InWeight, [*out, hidden], Shard::Rows, self.model.init_std());
+            self.matrix(&weight, Role::InWeight, [out, hidden], shard, self.model.init_std());
         }
-        for (name, out) in projections.iter().filter(|_| self.model.bias) {
+        for &(name, out, shard) in projections.iter().filter(|_| biases) {
             let bias = format!("{prefix}.{name}.bias");
-            self.vector(bias, Role::InBias, *out, Shard::Columns, GradientKind::Sharded);
+            let shard = if shard == Shard::Rows { Shard::Columns } else { shard };
+            self.vector(bias, Role::InBias, out, shard, GradientKind::Sharded);
         }
     }
 
@@ -254,7 +341,7 @@ impl List<'_> {
         // GPT-2 scales the projections onto the residual path by the root of their number.
         let std = self.model.init_std() / (2.0 * self.model.layers as f32).sqrt();
         self.matrix(&format!("{name}.weight"), Role::OutWeight, [hidden, input], Shard::Columns, std);
-        if self.model.bias {
+        if self.model.biases == Biases::All {
             self.vector(format!("{name}.bias"), Role::OutBias, hidden, Shard::Whole, GradientKind::Full);
         }
     }
@@ -276,7 +363,8 @@ impl List<'_> {
     }
 
     fn vector(&mut self, name: String, role: Role, columns: usize, shard: Shard, gradient: GradientKind) {
-        let init = if role == Role::NormGain { Init::Ones } else { Init::Zeros };
+        let gain = matches!(role, Role::NormGain | Role::QueryGain | Role::KeyGain | Role::TransformGain);
+        let init = if gain { Init::Ones } else { Init::Zeros };
         let block = self.block;
         self.parameters.push(Parameter {
             name,
@@ -295,40 +383,45 @@ impl List<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{Mask, NormPlacement};
-
     #[test]
     fn published_parameter_counts() {
         // GPT-2 small: 124,439,808 (Hugging Face `gpt2`).
         assert_eq!(Model::gpt(12, 768, 12, 1024, 50257).parameter_count(), 124_439_808);
         // LLaMA-7B: 6,738,415,616 (Hugging Face `huggyllama/llama-7b`).
-        let llama = Model {
-            ffn: 11008,
-            tied: false,
-            bias: false,
-            norm: NormKind::RmsNorm,
-            positions: Positions::Rotary,
-            activation: Activation::SwiGlu,
-            ..Model::gpt(32, 4096, 32, 2048, 32000)
-        };
+        let llama = Model { ffn: 11008, ..Model::llama(32, 4096, 32, 2048, 32000) };
         assert_eq!(llama.parameter_count(), 6_738_415_616);
         // LLaMA-3-8B with grouped key/value heads: 8,030,261,248.
         let grouped = Model { ffn: 14336, kv_heads: 8, vocabulary: 128256, ..llama };
         assert_eq!(grouped.parameter_count(), 8_030_261_248);
-        // A BERT encoder layer: 7,087,872 (BERT-base; 85,054,464 in 12 layers).
-        let bert = Model {
-            mask: Mask::Bidirectional,
-            placement: NormPlacement::Post,
-            ..Model::gpt(12, 768, 12, 512, 30522)
+        // BERT-base: 109,514,298 with its head for masked language modelling (`BertForMaskedLM` of `bert-base-uncased`), of which
+        // 7,087,872 in each layer.
+        let bert = Model::bert(12, 768, 12, 512, 30522);
+        assert_eq!(bert.parameter_count(), 109_514_298);
+        // Qwen2.5-0.5B: 494,032,768; Qwen3-0.6B: 596,049,920 (both tied).
+        let qwen2 = Model {
+            kv_heads: 2,
+            ffn: 4864,
+            tied: true,
+            biases: Biases::Qkv,
+            ..Model::llama(24, 896, 14, 32768, 151_936)
         };
-        let layers = bert.parameters().into_iter().filter(|p| p.name.starts_with("layers."));
-        assert_eq!(layers.map(|p| p.elements()).sum::<usize>(), 85_054_464);
+        assert_eq!(qwen2.parameter_count(), 494_032_768);
+        let qwen3 = Model {
+            kv_heads: 8,
+            head_dim: 128,
+            ffn: 3072,
+            tied: true,
+            head_norm: true,
+            ..Model::llama(28, 1024, 16, 40960, 151_936)
+        };
+        assert_eq!(qwen3.parameter_count(), 596_049_920);
     }
 
     #[test]
     fn shards_cover_every_parameter_once() {
-        let model = Model::gpt(2, 24, 4, 8, 30);
-        for tensor in [1, 2, 4] {
+        let gpt = Model::gpt(2, 24, 4, 8, 30);
+        let qwen2 = Model { kv_heads: 2, biases: Biases::Qkv, ..Model::llama(2, 24, 4, 8, 30) };
+        for (model, tensor) in [1, 2, 4].iter().flat_map(|&t| [(&gpt, t), (&qwen2, t)]) {
             for parameter in model.parameters() {
                 let mut seen = vec![0; parameter.elements()];
                 for tp_rank in 0..tensor {
@@ -337,7 +430,9 @@ mod tests {
                         columns.clone().for_each(|column| seen[row * parameter.columns + column] += 1);
                     }
                 }
-                let expected = if parameter.shard == Shard::Whole { tensor } else { 1 };
+                let heads = matches!(parameter.shard, Shard::Heads(heads) if heads < tensor as usize);
+                let whole = parameter.shard == Shard::Whole || heads;
+                let expected = if whole { tensor } else { 1 };
                 assert!(seen.iter().all(|&count| count == expected), "{} over {tensor}", parameter.name);
             }
         }

@@ -14,7 +14,7 @@ use std::ops::Range;
 use self::region::{Bucket, Region};
 use crate::ids::BlockId;
 use crate::mesh::Layout;
-use crate::model::Model;
+use crate::model::{Mask, Model, Positions};
 use crate::parameters::{GradientKind, Parameter, Role};
 use crate::schedule::Schedule;
 use crate::stage::{Optimizer, Stage};
@@ -68,6 +68,12 @@ pub struct Statics {
     pub tokens: Span,
     /// Target tokens of the step, `u32`, `[sequences, S]`.
     pub targets: Span,
+    /// Token types of the step, `u32`, `[sequences, S]`; empty where the model has none.
+    pub types: Span,
+    /// How many tokens of each sequence are no padding, `u32`, `[sequences]`; empty where no query sees what follows it.
+    pub lengths: Span,
+    /// Cosines and sines of rotary positions, see [`crate::Rotary::table`], `[S, head_dim]`; empty where the model has none.
+    pub rotations: Span,
     /// Sum of the loss over the tokens of each part; of a rank's share of it where the head has replicas.
     pub losses: Span,
     /// Square of the gradient norm.
@@ -163,6 +169,10 @@ impl Statics {
         };
         let tokens = place(sequences as usize * model.sequence);
         let targets = place(sequences as usize * model.sequence);
+        let types = place(if model.token_types > 0 { sequences as usize * model.sequence } else { 0 });
+        let lengths = place(if model.mask == Mask::Bidirectional { sequences as usize } else { 0 });
+        let rotary = matches!(model.positions, Positions::Rotary(_));
+        let rotations = place(if rotary { model.sequence * model.head_dim } else { 0 });
         let losses = place(parts);
         let norm = place(1);
         let mut statics = Statics {
@@ -181,6 +191,9 @@ impl Statics {
             counted,
             tokens,
             targets,
+            types,
+            lengths,
+            rotations,
             losses,
             norm,
             bytes,
@@ -214,7 +227,8 @@ impl Statics {
         let mut by_role = vec![[Placed::default(); Role::COUNT]; Schedule::blocks(self.model.layers)];
         for index in self.held() {
             let parameter = &self.parameters[index];
-            let entry = &mut by_role[position(&self.model, parameter.block)][parameter.role as usize];
+            let role = parameter.role(self.degree(parameter.block));
+            let entry = &mut by_role[position(&self.model, parameter.block)][role as usize];
             let own = self.placed(index);
             if entry.weight.bytes == 0 {
                 *entry = own;

@@ -75,7 +75,7 @@ impl Attention {
     fn key_tiles(&self, first_query: usize, queries: usize) -> impl Iterator<Item = Tile> + use<> {
         let keys = match self.mask {
             Mask::Bidirectional => self.length,
-            Mask::Causal => first_query + queries,
+            Mask::Causal | Mask::Sliding(_) => first_query + queries,
         };
         (0..keys).step_by(KEYS).map(move |first_key| Tile {
             first_query,
@@ -104,7 +104,9 @@ impl Tile {
     fn visible(&self, mask: Mask, i: usize) -> usize {
         match mask {
             Mask::Bidirectional => self.keys,
-            Mask::Causal => (self.first_query + i + 1).saturating_sub(self.first_key).min(self.keys),
+            Mask::Causal | Mask::Sliding(_) => {
+                (self.first_query + i + 1).saturating_sub(self.first_key).min(self.keys)
+            }
         }
     }
 }

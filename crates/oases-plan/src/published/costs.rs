@@ -70,7 +70,7 @@ impl<'a> PublishedCosts<'a> {
     ) -> Result<PublishedCosts<'a>, Error> {
         let fields = [
             ("sequence", model.sequence, SEQUENCE),
-            ("width of a head", model.head_dim(), HEAD_DIM),
+            ("width of a head", model.head_dim, HEAD_DIM),
             ("ffn", model.ffn, 4 * model.hidden),
             ("kv_heads", model.kv_heads, model.heads),
         ];

@@ -6,7 +6,7 @@ use super::{align, position};
 use crate::ids::BlockId;
 use crate::mesh::Layout;
 use crate::model::Model;
-use crate::parameters::{GradientKind, Parameter, Role};
+use crate::parameters::{GradientKind, Parameter};
 use crate::stage::Stage;
 use crate::units::Span;
 
@@ -72,7 +72,7 @@ impl Region<'_> {
 
     /// Whether it is the table of an embedding that another stage runs.
     pub(super) fn is_copy(&self, parameter: &Parameter) -> bool {
-        let shared = self.model.tied && parameter.role == Role::Tokens && self.runs(BlockId::Head);
+        let shared = self.model.tied && parameter.is_table() && self.runs(BlockId::Head);
         shared && !self.runs(BlockId::Embed)
     }
 
@@ -86,15 +86,16 @@ impl Region<'_> {
         let mut previous = None;
         let (mut holders, mut degree) = (1, self.layout.group());
         for (index, parameter) in self.parameters.iter().enumerate() {
-            if parameter.gradient != kind || !wanted(self, parameter) {
+            let own = self.degree(parameter.block);
+            if parameter.gradient(own) != kind || !wanted(self, parameter) {
                 continue;
             }
             // Neighbours of one role are one operand, without a gap between them.
-            if previous != Some((parameter.block, parameter.role)) {
+            let place = (parameter.block, parameter.role(own));
+            if previous != Some(place) {
                 self.end = align(self.end);
             }
-            previous = Some((parameter.block, parameter.role));
-            let own = self.degree(parameter.block);
+            previous = Some(place);
             self.offsets[index] = Some(self.end);
             self.end += parameter.local_elements(own) * size_of::<f32>();
             if kind != GradientKind::Partial {

@@ -55,7 +55,8 @@ fn a_bucket_holds_what_its_replicas_sum() {
         for (index, parameter) in statics.parameters.iter().enumerate() {
             let gradient = statics.placed(index).gradient;
             let inside = |range: Span| gradient.offset >= range.offset && gradient.end() <= range.end();
-            let partial = parameter.gradient == GradientKind::Partial;
+            let degree = statics.degree(parameter.block);
+            let partial = parameter.gradient(degree) == GradientKind::Partial;
             assert_eq!(inside(statics.partial_gradients()), partial);
             let block = summed_with(parameter.block);
             let replicated = statics.degree(block) < layout.group() && !partial;
@@ -131,7 +132,7 @@ fn every_replica_updates_its_share() {
             for held in statics.held() {
                 let parameter = &statics.parameters[held];
                 let degree = statics.degree(parameter.block);
-                let sharded = degree < layout.group() && parameter.gradient != GradientKind::Partial;
+                let sharded = degree < layout.group() && parameter.gradient(degree) != GradientKind::Partial;
                 let expected = if sharded { 1 } else { layout.group() / degree };
                 for place in 0..degree {
                     let mut seen = vec![0; parameter.local_elements(degree)];
