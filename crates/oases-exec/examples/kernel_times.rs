@@ -145,8 +145,11 @@ fn main() {
         length: SEQUENCE,
         heads: HEADS,
         kv_heads: HEADS,
+        group: 1,
         head_size: h / HEADS,
         mask: Mask::Causal,
+        separate: false,
+        first_head: 0,
     };
     let shard = VocabularyShard { first_row: 0, width: VOCABULARY, valid: VOCABULARY };
     let mut layers: Vec<Layer> = (0..LAYERS as u64).map(Layer::new).collect();
@@ -175,7 +178,7 @@ fn main() {
             t.time("layer_norm", || layer_norm(&layer.x[0], &ln1.w, &sh1.w, 1e-5, y, stats));
             linear(t, "matmul fwd qkv", y, &w_qkv.w, Some(&b_qkv.w), &mut layer.qkv);
             t.time("attention", || {
-                attention(&shape, &layer.qkv, &mut layer.o, &mut layer.lse, &mut workspace)
+                attention(&shape, &layer.qkv, &[], &mut layer.o, &mut layer.lse, &mut workspace)
             });
             linear(t, "matmul fwd proj", &layer.o, &w_o.w, None, &mut layer.x[1]);
             let [residual, out] = &mut layer.x;
@@ -220,7 +223,7 @@ fn main() {
             linear_backward(t, ["matmul dX proj", "matmul dW proj"], &layer.o, w_o, &g, &mut d_h);
             t.time("attention backward", || {
                 let (qkv, o, lse) = (&layer.qkv, &layer.o, &layer.lse);
-                attention_backward(&shape, qkv, o, lse, &d_h, &mut d_qkv, &mut workspace)
+                attention_backward(&shape, qkv, &[], o, lse, &d_h, &mut d_qkv, &mut workspace)
             });
             t.time("bias_gradient", || bias_gradient(&d_qkv, &mut b_qkv.g, Overwrite));
             linear_backward(t, ["matmul dX qkv", "matmul dW qkv"], &layer.y[0], w_qkv, &d_qkv, &mut d_h);

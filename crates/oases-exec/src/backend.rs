@@ -7,9 +7,11 @@
 //! Operands are [`Span`]s of the arena; an empty span is an absent operand. Letters in shapes: n tokens, h hidden, S
 //! sequence length, d head width, V rows of the vocabulary on this rank. Matrices are row-major.
 
-use oases_schedule::{Bytes, Instruction, Operands, Span};
+use oases_schedule::{Activation, Bytes, Instruction, NormKind, Operands, Span};
 
-use crate::operators::{Accumulate, AdamW, Attention, Dropout, Mat, ParameterState, Term, VocabularyShard};
+use crate::operators::{
+    Accumulate, AdamW, Attention, Dropout, Mat, ParameterState, Rotation, Term, VocabularyShard,
+};
 
 /// A device. See the [module](self) for the order of effects.
 pub trait Backend {
@@ -77,13 +79,16 @@ pub trait Backend {
         dropout: Option<Dropout>,
     );
 
-    /// Layer normalisation of `x` `[n, h]` into `y` `[n, h]`, with each row's mean and reciprocal deviation in `stats`.
-    fn layer_norm(&mut self, x: Span, gain: Span, shift: Span, epsilon: f32, y: Span, stats: Span);
-
-    /// Gradient of [`Backend::layer_norm`]: replaces `dy` by the gradient of `x`.
+    /// Normalisation of `x` `[n, h]` into `y` `[n, h]`, with two numbers for each row in `stats`: its mean (0 where the kind has none)
+    /// and the reciprocal of its deviation.
     #[allow(clippy::too_many_arguments, reason = "the operands of the operator")]
-    fn layer_norm_backward(
+    fn norm(&mut self, kind: NormKind, x: Span, gain: Span, shift: Span, epsilon: f32, y: Span, stats: Span);
+
+    /// Gradient of [`Backend::norm`]: replaces `dy` by the gradient of `x`.
+    #[allow(clippy::too_many_arguments, reason = "the operands of the operator")]
+    fn norm_backward(
         &mut self,
+        kind: NormKind,
         x: Span,
         stats: Span,
         gain: Span,
@@ -93,8 +98,37 @@ pub trait Backend {
         accumulate: Accumulate,
     );
 
-    /// Attention of fused queries, keys and values `[n, (heads + 2 kv_heads)·d]` into `out` `[n, heads·d]`.
-    fn attention(&mut self, shape: Attention, qkv: Span, out: Span, lse: Span, workspace: Span);
+    /// RMS normalisation of each head of queries and of keys, with a gain `[d]` for all of either; values are copied. `out` is like
+    /// `qkv`.
+    fn norm_heads(&mut self, shape: Attention, qkv: Span, gains: [Span; 2], epsilon: f32, out: Span);
+
+    /// Gradient of [`Backend::norm_heads`], of what it read: replaces `dqkv`. `gains` are those of queries and keys, each with its
+    /// gradient.
+    fn norm_heads_backward(
+        &mut self,
+        shape: Attention,
+        qkv: Span,
+        gains: [(Span, Span); 2],
+        epsilon: f32,
+        dqkv: Span,
+        accumulate: Accumulate,
+    );
+
+    /// Turns each pair (i, i + d/2) of the heads of queries and keys by its angle, in place; Su et al., arXiv 2104.09864, equation 34,
+    /// with the pairs of `transformers`. `table` has for each position the cosines of all pairs, then their sines. `[S, d]`
+    fn rotate(&mut self, shape: Attention, qkv: Span, table: Span, direction: Rotation);
+
+    /// Attention of queries, keys and values (see [`Attention`]) into `out` `[n, heads·d]`. Of a sequence whose number of tokens is in
+    /// `lengths` (`u32`, `[sequences]`), keys from there on are not seen.
+    fn attention(
+        &mut self,
+        shape: Attention,
+        qkv: Span,
+        lengths: Span,
+        out: Span,
+        lse: Span,
+        workspace: Span,
+    );
 
     /// Gradient of [`Backend::attention`]. Overwrites `qkv_gradient`.
     #[allow(clippy::too_many_arguments, reason = "the operands of the operator")]
@@ -102,6 +136,7 @@ pub trait Backend {
         &mut self,
         shape: Attention,
         qkv: Span,
+        lengths: Span,
         out: Span,
         lse: Span,
         out_gradient: Span,
@@ -109,17 +144,18 @@ pub trait Backend {
         workspace: Span,
     );
 
-    /// `a = gelu(u)`.
-    fn gelu(&mut self, u: Span, a: Span);
+    /// `a = f(u)`, `[n, width]`; with a gate, each row of `u` has the gate's `width` elements, then the others.
+    fn activate(&mut self, kind: Activation, u: Span, a: Span, width: usize);
 
-    /// Replaces `da` by `du`, and `u` by `a`.
-    fn gelu_backward(&mut self, u: Span, da: Span);
+    /// Replaces `da` by `du`, and `u` by `a`. Where these have different shapes, both pairs begin at the same place.
+    fn activate_backward(&mut self, kind: Activation, u: Span, da: Span, width: usize);
 
     /// Sums the rows of `dy` `[n, columns of bias]` into the gradient of a bias.
     fn bias_backward(&mut self, dy: Span, bias: Span, accumulate: Accumulate);
 
-    /// Sums `dy` `[n, h]` over sequences into the gradient of the positions `[S, h]`.
-    fn positions_backward(&mut self, dy: Span, positions: Span, accumulate: Accumulate);
+    /// Sums `dy` `[n, h]` over sequences into the first `used` = S·h elements of the gradient of the positions, which can have more
+    /// rows.
+    fn positions_backward(&mut self, dy: Span, positions: Span, used: usize, accumulate: Accumulate);
 
     /// This rank's maximum, sum of exponentials and target logit of each token, `[n, 3]`, from its logits `[n, width]`.
     fn logit_statistics(&mut self, logits: Span, targets: Span, shard: VocabularyShard, statistics: Span);

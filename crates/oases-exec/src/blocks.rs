@@ -3,17 +3,26 @@
 //! A block is a closed unit (DESIGN, "The arithmetic of a step"): from its input it makes a partial output, from the
 //! gradient of its output a partial gradient of its input. What completes them is a collective, and the start of the next
 //! instruction: `x[k+1] = x[k] + drop(AR(f(x[k])) + b)` and `G[k] = G[k+1] + AR(…)`.
+//!
+//! A block opens with its normalisation. Where that stands on the residual path (BERT), what is passed on is the normalised input:
+//! `x[k+1] = y[k] + drop(AR(f(y[k])) + b)` with `y[k] = norm(x[k])`. Its gradient comes through the normalisation too, so
+//! `G[k] = AR(norm'(f'(…) + G[k+1]))`, where one rank of the group adds `G[k+1]`.
+
+mod attention;
+mod embedding;
+mod head;
+mod perceptron;
 
 use std::ops::Range;
 
 use oases_schedule::{
-    BlockId, Cut, Extent, Family, Model, Operands, Pass, Piece, Placed, Role, Schedule, Scope, Slot, Span,
-    Statics,
+    BlockId, Cut, Extent, Family, Model, NormPlacement, Operands, Pass, Piece, Placed, Role, Scope, Slot,
+    Span, Statics,
 };
 
 use crate::backend::Backend;
 use crate::inputs::StepInputs;
-use crate::operators::{Accumulate, Attention, Dropout, Mat, Term, VocabularyShard};
+use crate::operators::{Accumulate, Dropout, Mat, Term, VocabularyShard};
 
 /// An instruction on a block, about to be executed on one rank.
 pub(crate) struct BlockCall<'a, B> {
@@ -72,7 +81,7 @@ impl<B: Backend> BlockCall<'_, B> {
                 self.at(Slot::Input)
             }
             Pass::Backward => {
-                let (gradient, upstream) = (self.at(Slot::Gradient), self.at(Slot::Upstream));
+                let (gradient, upstream) = (self.at(Slot::Gradient), self.upstream());
                 let hidden = self.model().hidden;
                 self.backend.join_backward(gradient, upstream, Span::default(), hidden, None);
                 gradient
@@ -188,18 +197,9 @@ impl<B: Backend> BlockCall<'_, B> {
         VocabularyShard { first_row: first_row as u32, width, valid: width.min(vocabulary - first_row) }
     }
 
-    fn attention_shape(&self) -> Attention {
-        Attention::on_rank(self.model(), self.operands.degree, self.operands.sequences)
-    }
-
-    /// Columns of queries, keys and values together.
-    fn qkv_columns(&self) -> usize {
-        let shape = self.attention_shape();
-        (shape.heads + 2 * shape.kv_heads) * shape.head_size
-    }
-
-    fn ffn(&self) -> usize {
-        self.model().ffn / self.operands.degree as usize
+    /// Whether normalisation stands on the residual path.
+    fn post(&self) -> bool {
+        self.model().placement == NormPlacement::Post
     }
 
     // What blocks have in common.
@@ -208,13 +208,17 @@ impl<B: Backend> BlockCall<'_, B> {
     fn join(&mut self) {
         let Some(before) = self.before.filter(|_| self.operands.joins > 0) else { return };
         let term = match before {
-            BlockId::Embed => Term::Positions(self.statics.role(before, Role::Positions).weight),
+            BlockId::Embed => self.embedding_term(),
             _ => match self.statics.role(before, Role::OutBias).weight {
                 Span { bytes: 0, .. } => Term::None,
                 bias => Term::Bias(bias),
             },
         };
-        let (x, residual, hidden) = (self.at(Slot::Input), self.at(Slot::Residual), self.model().hidden);
+        let residual = match before {
+            BlockId::Attn(_) | BlockId::Mlp(_) if self.post() => self.normalised_residual(before),
+            _ => self.at(Slot::Residual),
+        };
+        let (x, hidden) = (self.at(Slot::Input), self.model().hidden);
         let dropout = self.dropout(before);
         if self.operands.joins > 1 {
             self.backend.columns_to_rows(x, self.operands.span(Slot::Joined), hidden, self.operands.joins);
@@ -222,19 +226,38 @@ impl<B: Backend> BlockCall<'_, B> {
         self.backend.join(x, residual, term, hidden, dropout);
     }
 
+    /// The input of the block before as that block normalised it, once more, where this block's own will be.
+    fn normalised_residual(&mut self, before: BlockId) -> Span {
+        let [gain, shift] =
+            [Role::NormGain, Role::NormShift].map(|role| self.statics.role(before, role).weight);
+        let (x, y, stats) = (self.at(Slot::Residual), self.at(Slot::Normalized), self.at(Slot::NormStats));
+        let (kind, epsilon) = (self.model().norm, self.model().norm_epsilon);
+        self.backend.norm(kind, x, gain, shift, epsilon, y, stats);
+        y
+    }
+
     fn norm(&mut self) {
         let (gain, shift) = (self.weight(Role::NormGain), self.weight(Role::NormShift));
         let (x, y, stats) = (self.at(Slot::Input), self.at(Slot::Normalized), self.at(Slot::NormStats));
-        let epsilon = self.model().norm_epsilon;
-        self.backend.layer_norm(x, gain, shift, epsilon, y, stats);
+        let (kind, epsilon) = (self.model().norm, self.model().norm_epsilon);
+        self.backend.norm(kind, x, gain, shift, epsilon, y, stats);
+    }
+
+    /// What joins the gradient of the block's output: nothing where that has come through the next block's normalisation.
+    fn upstream(&self) -> Span {
+        if self.post() { Span::default() } else { self.at(Slot::Upstream) }
     }
 
     /// Completes the gradient of the block's output; the branch then has it behind dropout.
     fn incoming_gradient(&mut self) -> Span {
-        let (gradient, upstream) = (self.at(Slot::Gradient), self.at(Slot::Upstream));
+        let (gradient, upstream) = (self.at(Slot::Gradient), self.upstream());
         let (branch, hidden) = (self.at(Slot::BranchGradient), self.model().hidden);
         let dropout = self.dropout(self.block);
         self.backend.join_backward(gradient, upstream, branch, hidden, dropout);
+        let stream = self.at(Slot::StreamGradient);
+        if stream.bytes > 0 {
+            self.backend.copy(gradient, stream);
+        }
         self.branch()
     }
 
@@ -251,8 +274,8 @@ impl<B: Backend> BlockCall<'_, B> {
     fn products(&self) -> (Slot, usize, Placed, Slot) {
         let own = self.statics.role(self.block, Role::InWeight);
         match Family::from(self.block) {
-            Family::Attn => (Slot::QkvGradient, self.qkv_columns(), own, Slot::Context),
-            Family::Mlp => (Slot::ActivationGradient, self.ffn(), own, Slot::PreActivation),
+            Family::Attn => (Slot::QkvGradient, self.fused_columns(), own, Slot::Context),
+            Family::Mlp => (Slot::ActivationGradient, self.ffn_columns(), own, Slot::PreActivation),
             Family::Embed | Family::Head => {
                 (Slot::Logits, self.vocabulary().width, self.statics.logits(), Slot::Output)
             }
@@ -276,13 +299,21 @@ impl<B: Backend> BlockCall<'_, B> {
             self.out_weight_backward(operand);
         }
         let (n, hidden, accumulate) = (self.n(), self.model().hidden, self.accumulate());
-        let dy = Mat::new(self.at(gradient), n, columns);
-        let x = Mat::new(self.at(Slot::Normalized), n, hidden);
+        let head = self.block == BlockId::Head;
+        let (input, bias) = match head {
+            true => (self.logits_operand(), Role::LogitsBias),
+            false => (Slot::Normalized, Role::InBias),
+        };
+        let dy = Mat::new(self.some(gradient, columns), n, columns);
+        let x = Mat::new(self.at(input), n, hidden);
         let dweight = Mat::new(placed.gradient, columns, hidden);
         self.backend.matmul(dweight, dy.t(), x, Span::default(), accumulate);
-        let dbias = self.gradient(Role::InBias);
+        let dbias = self.gradient(bias);
         if dbias.bytes > 0 {
             self.backend.bias_backward(dy.span, dbias, accumulate);
+        }
+        if self.gradient(Role::SharedWeight).bytes > 0 {
+            self.shared_weight_backward();
         }
     }
 
@@ -294,11 +325,33 @@ impl<B: Backend> BlockCall<'_, B> {
         let dy = Mat::new(self.rows(gradient, columns, &rows), n, columns);
         let weight = Mat::new(placed.weight, columns, hidden);
         let dx = self.at(Slot::InputGradient);
-        self.backend.matmul(Mat::new(dx, n, hidden), dy, weight, Span::default(), Accumulate::Overwrite);
+        let transformed = self.at(Slot::TransformGradient).bytes > 0;
+        let first =
+            if transformed { Span { bytes: dx.bytes, ..self.at(Slot::TransformGradient) } } else { dx };
+        self.backend.matmul(Mat::new(first, n, hidden), dy, weight, Span::default(), Accumulate::Overwrite);
+        if transformed {
+            self.transform_backward(dx, &rows);
+        }
+        if self.weight(Role::SharedWeight).bytes > 0 {
+            self.shared_input_backward(dx, &rows);
+        }
+        if self.post() && self.block != BlockId::Head && self.place() == 0 {
+            // In the pieces of a backward a copy stands for the gradient, which may be gone.
+            let copy = self.at(Slot::StreamGradient).bytes > 0;
+            let stream = if copy { Slot::StreamGradient } else { Slot::Gradient };
+            let stream = self.rows(stream, hidden, &rows);
+            self.backend.join_backward(dx, stream, Span::default(), hidden, None);
+        }
         let (gain, dgain, dshift) =
             (self.weight(Role::NormGain), self.gradient(Role::NormGain), self.gradient(Role::NormShift));
         let (x, stats) = (self.rows(Slot::Input, hidden, &rows), self.rows(Slot::NormStats, 2, &rows));
-        self.backend.layer_norm_backward(x, stats, gain, dx, dgain, dshift, accumulate);
+        let kind = self.model().norm;
+        self.backend.norm_backward(kind, x, stats, gain, dx, dgain, dshift, accumulate);
+    }
+
+    /// The first columns of a slot that holds several matrices with a row for each token, one behind the other.
+    fn some(&self, slot: Slot, columns: usize) -> Span {
+        Span { bytes: self.n() * columns * size_of::<f32>(), ..self.at(slot) }
     }
 
     /// Some rows of a slot.
@@ -310,7 +363,7 @@ impl<B: Backend> BlockCall<'_, B> {
     /// The partial output: `from · Wᵀ` for the row-parallel weight. Its bias is added after the all-reduce, once.
     fn project_out(&mut self, from: Slot) {
         let (n, hidden) = (self.n(), self.model().hidden);
-        let columns = self.columns(from);
+        let columns = self.out_columns();
         let c = Mat::new(self.at(Slot::Output), n, hidden);
         let a = Mat::new(self.at(from), n, columns);
         let b = Mat::new(self.weight(Role::OutWeight), hidden, columns).t();
@@ -320,7 +373,7 @@ impl<B: Backend> BlockCall<'_, B> {
     /// Some rows or columns of [`BlockCall::project_out`].
     fn project_out_piece(&mut self, piece: Piece) {
         let from = if let BlockId::Attn(_) = self.block { Slot::Context } else { Slot::Activated };
-        let (n, hidden, columns) = (self.n(), self.model().hidden, self.columns(from));
+        let (n, hidden, columns) = (self.n(), self.model().hidden, self.out_columns());
         let weight = self.weight(Role::OutWeight);
         let (a, b, rows, width) = match piece.cut {
             Cut::Rows => {
@@ -339,16 +392,15 @@ impl<B: Backend> BlockCall<'_, B> {
         self.backend.matmul(c, Mat::new(a, rows, columns), b.t(), Span::default(), Accumulate::Overwrite);
     }
 
-    /// Columns of a slot with a row for each token.
-    fn columns(&self, slot: Slot) -> usize {
-        self.at(slot).bytes / size_of::<f32>() / self.n()
+    /// Columns of the row-parallel weight on this rank.
+    fn out_columns(&self) -> usize {
+        if let BlockId::Attn(_) = self.block { self.attention_shape().output_columns() } else { self.ffn() }
     }
 
     /// Gradient of the row-parallel product with respect to its input.
     fn project_out_backward(&mut self, branch: Span, into: Slot) {
-        let (n, hidden) = (self.n(), self.model().hidden);
-        let columns = self.columns(into);
-        let c = Mat::new(self.at(into), n, columns);
+        let (n, hidden, columns) = (self.n(), self.model().hidden, self.out_columns());
+        let c = Mat::new(self.some(into, columns), n, columns);
         let b = Mat::new(self.weight(Role::OutWeight), hidden, columns);
         self.backend.matmul(c, Mat::new(branch, n, hidden), b, Span::default(), Accumulate::Overwrite);
     }
@@ -357,105 +409,14 @@ impl<B: Backend> BlockCall<'_, B> {
     fn out_weight_backward(&mut self, from: Slot) {
         let branch = self.branch();
         let (n, hidden, accumulate) = (self.n(), self.model().hidden, self.accumulate());
-        let columns = self.columns(from);
+        let columns = self.out_columns();
         let dweight = Mat::new(self.gradient(Role::OutWeight), hidden, columns);
-        let input = Mat::new(self.at(from), n, columns);
+        let input = Mat::new(self.some(from, columns), n, columns);
         self.backend.matmul(dweight, Mat::new(branch, n, hidden).t(), input, Span::default(), accumulate);
         let dbias = self.gradient(Role::OutBias);
         if dbias.bytes > 0 {
             self.backend.bias_backward(branch, dbias, accumulate);
         }
-    }
-
-    // Embedding.
-
-    fn embed(&mut self) {
-        let (tokens, table) = (self.tokens(self.statics.tokens), self.weight(Role::Tokens));
-        let (shard, out) = (self.vocabulary(), self.at(Slot::Output));
-        self.backend.embed(tokens, table, shard, self.statics.model.hidden, out);
-    }
-
-    fn embed_backward(&mut self) {
-        let branch = self.incoming_gradient();
-        let (hidden, accumulate) = (self.model().hidden, self.accumulate());
-        let positions = self.gradient(Role::Positions);
-        self.backend.positions_backward(branch, positions, accumulate);
-        // A tied table already holds the head's gradient, if on this stage: every part's head goes backward before its embedding.
-        let head = Schedule::blocks(self.model().layers) - 1;
-        let shared = self.model().tied && self.statics.stage.runs(head);
-        let accumulate = if shared { Accumulate::Add } else { accumulate };
-        let (tokens, table) = (self.tokens(self.statics.tokens), self.gradient(Role::Tokens));
-        let shard = self.vocabulary();
-        self.backend.embed_backward(tokens, branch, shard, hidden, table, accumulate);
-    }
-
-    // Attention.
-
-    fn attention(&mut self, extent: Extent) {
-        if extent != Extent::Core {
-            self.norm();
-            self.project_in(Slot::Qkv, self.qkv_columns());
-        }
-        let (qkv, out, lse) = (self.at(Slot::Qkv), self.at(Slot::Context), self.at(Slot::LogSumExp));
-        let (shape, workspace) = (self.attention_shape(), self.at(Slot::Workspace));
-        self.backend.attention(shape, qkv, out, lse, workspace);
-        if extent == Extent::Output {
-            self.project_out(Slot::Context);
-        }
-    }
-
-    /// Up to the gradient of queries, keys and values.
-    fn attention_backward(&mut self) {
-        let branch = self.incoming_gradient();
-        self.project_out_backward(branch, Slot::ContextGradient);
-        let (qkv, out, lse) = (self.at(Slot::Qkv), self.at(Slot::Context), self.at(Slot::LogSumExp));
-        let (dout, dqkv) = (self.at(Slot::ContextGradient), self.at(Slot::QkvGradient));
-        let (shape, workspace) = (self.attention_shape(), self.at(Slot::Workspace));
-        self.backend.attention_backward(shape, qkv, out, lse, dout, dqkv, workspace);
-    }
-
-    // Multi-layer perceptron.
-
-    fn mlp(&mut self, extent: Extent) {
-        self.norm();
-        self.project_in(Slot::PreActivation, self.ffn());
-        if matches!(extent, Extent::Body | Extent::Output) {
-            self.backend.gelu(self.at(Slot::PreActivation), self.at(Slot::Activated));
-        }
-        if extent == Extent::Output {
-            self.project_out(Slot::Activated);
-        }
-    }
-
-    /// Up to the gradient of the pre-activation. That is not needed again: the activation takes its place, for the weight's
-    /// gradient.
-    fn mlp_backward(&mut self) {
-        let branch = self.incoming_gradient();
-        self.project_out_backward(branch, Slot::ActivationGradient);
-        self.backend.gelu_backward(self.at(Slot::PreActivation), self.at(Slot::ActivationGradient));
-    }
-
-    // Head.
-
-    fn head(&mut self) {
-        self.norm();
-        let (n, hidden, shard) = (self.n(), self.model().hidden, self.vocabulary());
-        let logits = Mat::new(self.at(Slot::Logits), n, shard.width);
-        let x = Mat::new(self.at(Slot::Normalized), n, hidden);
-        let weight = Mat::new(self.statics.logits().weight, shard.width, hidden).t();
-        self.backend.matmul(logits, x, weight, Span::default(), Accumulate::Overwrite);
-        // This rank's slot of the statistics that are gathered.
-        let all = self.at(Slot::Output);
-        let own = share_of(all, all.bytes / self.operands.degree as usize, self.place());
-        let targets = self.tokens(self.statics.targets);
-        self.backend.logit_statistics(logits.span, targets, shard, own);
-    }
-
-    /// The gradient of the logits, in their place.
-    fn head_backward(&mut self) {
-        let (lse, targets) = (self.at(Slot::TokenLogSumExp), self.tokens(self.statics.targets));
-        let (logits, shard) = (self.at(Slot::Logits), self.vocabulary());
-        self.backend.cross_entropy_backward(logits, lse, targets, shard, self.inputs.loss_scale);
     }
 }
 

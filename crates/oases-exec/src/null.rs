@@ -3,12 +3,14 @@
 
 use std::time::{Duration, Instant};
 
-use oases_schedule::{Bytes, Instruction, Operands, Span};
+use oases_schedule::{Activation, Bytes, Instruction, NormKind, Operands, Span};
 
 use crate::arena::{Arena, ArenaError, Region};
 use crate::backend::Backend;
 use crate::comm::Link;
-use crate::operators::{Accumulate, AdamW, Attention, Dropout, Mat, ParameterState, Term, VocabularyShard};
+use crate::operators::{
+    Accumulate, AdamW, Attention, Dropout, Mat, ParameterState, Rotation, Term, VocabularyShard,
+};
 
 /// Sleeps instead of computing.
 pub struct NullBackend<F> {
@@ -98,21 +100,58 @@ impl<F: FnMut(usize) -> Duration> Backend for NullBackend<F> {
 
     fn join_backward(&mut self, _: Span, _: Span, _: Span, _: usize, _: Option<Dropout>) {}
 
-    fn layer_norm(&mut self, _: Span, _: Span, _: Span, _: f32, _: Span, _: Span) {}
+    fn norm(&mut self, _: NormKind, _: Span, _: Span, _: Span, _: f32, _: Span, _: Span) {}
 
-    fn layer_norm_backward(&mut self, _: Span, _: Span, _: Span, _: Span, _: Span, _: Span, _: Accumulate) {}
+    fn norm_backward(
+        &mut self,
+        _: NormKind,
+        _: Span,
+        _: Span,
+        _: Span,
+        _: Span,
+        _: Span,
+        _: Span,
+        _: Accumulate,
+    ) {
+    }
 
-    fn attention(&mut self, _: Attention, _: Span, _: Span, _: Span, _: Span) {}
+    fn norm_heads(&mut self, _: Attention, _: Span, _: [Span; 2], _: f32, _: Span) {}
 
-    fn attention_backward(&mut self, _: Attention, _: Span, _: Span, _: Span, _: Span, _: Span, _: Span) {}
+    fn norm_heads_backward(
+        &mut self,
+        _: Attention,
+        _: Span,
+        _: [(Span, Span); 2],
+        _: f32,
+        _: Span,
+        _: Accumulate,
+    ) {
+    }
 
-    fn gelu(&mut self, _: Span, _: Span) {}
+    fn rotate(&mut self, _: Attention, _: Span, _: Span, _: Rotation) {}
 
-    fn gelu_backward(&mut self, _: Span, _: Span) {}
+    fn attention(&mut self, _: Attention, _: Span, _: Span, _: Span, _: Span, _: Span) {}
+
+    fn attention_backward(
+        &mut self,
+        _: Attention,
+        _: Span,
+        _: Span,
+        _: Span,
+        _: Span,
+        _: Span,
+        _: Span,
+        _: Span,
+    ) {
+    }
+
+    fn activate(&mut self, _: Activation, _: Span, _: Span, _: usize) {}
+
+    fn activate_backward(&mut self, _: Activation, _: Span, _: Span, _: usize) {}
 
     fn bias_backward(&mut self, _: Span, _: Span, _: Accumulate) {}
 
-    fn positions_backward(&mut self, _: Span, _: Span, _: Accumulate) {}
+    fn positions_backward(&mut self, _: Span, _: Span, _: usize, _: Accumulate) {}
 
     fn logit_statistics(&mut self, _: Span, _: Span, _: VocabularyShard, _: Span) {}
 

@@ -29,6 +29,15 @@ impl Mat {
     }
 }
 
+/// Which way heads are turned by their position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rotation {
+    /// Queries and keys.
+    Forward,
+    /// Their gradients: the transpose.
+    Backward,
+}
+
 /// What happens to what an output gradient holds already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accumulate {
@@ -47,6 +56,15 @@ pub enum Term {
     Bias(Span),
     /// A row per position. `[S, h]`
     Positions(Span),
+    /// A row per position, and a row per token type.
+    PositionsAndTypes {
+        /// `[S, h]`
+        positions: Span,
+        /// The type of each token, `u32`. `[n]`
+        types: Span,
+        /// `[T, h]`
+        table: Span,
+    },
 }
 
 /// Dropout (Srivastava et al. 2014), scaled by 1/(1 − rate) while training. The mask is a function of what is named here and
@@ -68,6 +86,10 @@ pub struct Dropout {
 }
 
 /// The shape of an attention call.
+///
+/// Its operand has queries, keys and values of the rank's heads in one matrix, `[n, (heads + 2 kv_heads)·d]`, each in the order of
+/// heads. Where every rank has all keys and values, it is two matrices one behind the other: queries `[n, heads·d]`, then keys and
+/// values `[n, 2 kv_heads·d]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attention {
     /// Sequences, each of `length` tokens.
@@ -76,28 +98,44 @@ pub struct Attention {
     pub length: usize,
     /// Query heads.
     pub heads: usize,
-    /// Key and value heads; it divides `heads`.
+    /// Key and value heads.
     pub kv_heads: usize,
+    /// Query heads that share a key head.
+    pub group: usize,
     /// Features of a head.
     pub head_size: usize,
     /// What a query may look at.
     pub mask: Mask,
+    /// Whether every rank has all keys and values, in a matrix of their own.
+    pub separate: bool,
+    /// How many query heads of those that share the keys here come before the rank's first.
+    pub first_head: usize,
 }
 
 impl Attention {
-    /// The attention of one rank of a TMP group.
-    pub fn on_rank(model: &Model, tensor: u32, sequences: usize) -> Attention {
+    /// The attention of the rank at a place of a TMP group.
+    pub fn on_rank(model: &Model, tensor: u32, place: u32, sequences: usize) -> Attention {
+        let (heads, separate) = (model.heads / tensor as usize, model.shares_keys(tensor));
         Attention {
             sequences,
             length: model.sequence,
-            heads: model.heads / tensor as usize,
+            heads,
             kv_heads: model.local_kv_heads(tensor),
+            group: model.heads / model.kv_heads,
             head_size: model.head_dim,
             mask: model.mask,
+            separate,
+            first_head: if separate { heads * place as usize } else { 0 },
         }
     }
 
-    /// Columns of `qkv_nf`.
+    /// The key head of a query head of this rank.
+    #[must_use]
+    pub fn key_head(&self, head: usize) -> usize {
+        (self.first_head + head) / self.group
+    }
+
+    /// Columns of queries, keys and values together.
     #[must_use]
     pub fn columns(&self) -> usize {
         (self.heads + 2 * self.kv_heads) * self.head_size
@@ -107,6 +145,21 @@ impl Attention {
     #[must_use]
     pub fn output_columns(&self) -> usize {
         self.heads * self.head_size
+    }
+
+    /// Elements between the rows of queries, and between those of keys and values.
+    #[must_use]
+    pub fn strides(&self) -> (usize, usize) {
+        match self.separate {
+            false => (self.columns(), self.columns()),
+            true => (self.output_columns(), 2 * self.kv_heads * self.head_size),
+        }
+    }
+
+    /// Where the first key head begins.
+    #[must_use]
+    pub fn first_key(&self) -> usize {
+        if self.separate { self.tokens() * self.output_columns() } else { self.output_columns() }
     }
 
     /// Tokens.

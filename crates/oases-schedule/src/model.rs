@@ -25,8 +25,8 @@ pub enum NormPlacement {
 /// How a position enters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Positions {
-    /// A learned table, added to the embedding.
-    Learned,
+    /// A learned table of so many rows, at least as many as a sequence has tokens, added to the embedding.
+    Learned(usize),
     /// Rotation of queries and keys.
     Rotary(Rotary),
 }
@@ -147,7 +147,7 @@ impl Model {
             norm: NormKind::LayerNorm,
             placement: NormPlacement::Pre,
             norm_epsilon: 1e-5,
-            positions: Positions::Learned,
+            positions: Positions::Learned(sequence),
             activation: Activation::Gelu,
             mask: Mask::Causal,
             token_types: 0,
@@ -253,12 +253,13 @@ impl Model {
                 );
             }
         }
-        let executed = self.placement == NormPlacement::Pre
-            && !rotary
-            && self.activation == Activation::Gelu
-            && self.norm == NormKind::LayerNorm;
-        if !executed {
-            return refuse("no backend executes this model yet".into(), "a GPT can be trained".into());
+        if let Positions::Learned(rows) = self.positions {
+            if rows < self.sequence || rows > 1 << 30 {
+                return refuse(
+                    format!("sequences of {} tokens and {rows} positions", self.sequence),
+                    format!("a sequence of {rows} tokens at most, or more positions"),
+                );
+            }
         }
         if self.mask == Mask::Sliding(0) {
             return refuse("a sliding window of 0 keys".into(), "a query sees at least itself".into());

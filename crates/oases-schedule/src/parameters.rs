@@ -228,13 +228,13 @@ struct List<'a> {
 
 impl List<'_> {
     fn embedding(&mut self) {
-        let Model { vocabulary, hidden, sequence, .. } = *self.model;
+        let Model { vocabulary, hidden, .. } = *self.model;
         self.matrix("embed.tokens", Role::Tokens, [vocabulary, hidden], Shard::Rows, self.model.init_std());
-        if self.model.positions == Positions::Learned {
+        if let Positions::Learned(rows) = self.model.positions {
             self.matrix(
                 "embed.positions",
                 Role::Positions,
-                [sequence, hidden],
+                [rows, hidden],
                 Shard::Whole,
                 self.model.init_std(),
             );

@@ -2,8 +2,11 @@
 //! algorithms 1 and 2).
 //!
 //! Shapes: n tokens in `sequences` of s, q query heads and k key/value heads of d features each. `qkv_nf` is one row-major
-//! array of f = (q + 2k)·d columns: the query heads, then the key heads, then the value heads. Query head i
-//! uses key head i·k/q (Ainslie et al. 2023, arXiv 2305.13245).
+//! array of f = (q + 2k)·d columns: the query heads, then the key heads, then the value heads; or two arrays one behind the other
+//! (see [`Attention`]). Some neighbouring query heads use one key head (Ainslie et al. 2023, arXiv 2305.13245). `lengths` says how
+//! many tokens of each sequence are no padding, which no query sees; it is empty where there is none.
+
+use std::ops::Range;
 
 use super::matmul::{Matrix, MatrixMut, matmul};
 use super::simd::{LANES, dot, exp, max_of, sum_lanes, sum_of, vectorized};
@@ -21,6 +24,8 @@ struct Tile {
     first_query: usize,
     first_key: usize,
     keys: usize,
+    /// Whether its rows see no keys before these.
+    first: bool,
     /// Whether its rows see no keys besides these.
     only: bool,
 }
@@ -53,17 +58,17 @@ impl Attention {
         1.0 / (self.head_size as f32).sqrt()
     }
 
-    /// Query heads that share a key head.
-    fn group(&self) -> usize {
-        self.heads / self.kv_heads
-    }
-
     /// Where the rows of a sequence begin, and the columns of a query head, of its keys and of its values.
     fn offsets(&self, sequence: usize, head: usize) -> (usize, usize, usize) {
-        let row = sequence * self.length * self.columns();
-        let kv = head / self.group();
-        let column = |head: usize| row + head * self.head_size;
-        (column(head), column(self.heads + kv), column(self.heads + self.kv_heads + kv))
+        let (row, (query_stride, key_stride)) = (sequence * self.length, self.strides());
+        let keys = self.first_key() + row * key_stride + self.key_head(head) * self.head_size;
+        (row * query_stride + head * self.head_size, keys, keys + self.kv_heads * self.head_size)
+    }
+
+    /// Whether a query head is the first of this rank's that uses its keys, and whether the last.
+    fn ends_of_group(&self, head: usize) -> (bool, bool) {
+        let differs = |other: usize| self.key_head(other) != self.key_head(head);
+        (head == 0 || differs(head - 1), head + 1 == self.heads || differs(head + 1))
     }
 
     fn query_tiles(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
@@ -71,25 +76,38 @@ impl Attention {
         (0..length).step_by(QUERIES).map(move |first| (first, QUERIES.min(length - first)))
     }
 
-    /// The tiles of some query rows, from the first key; those that are masked as a whole are left out.
-    fn key_tiles(&self, first_query: usize, queries: usize) -> impl Iterator<Item = Tile> + use<> {
+    /// The tiles of some query rows of a sequence of `length` tokens, from the first key; those that are masked as a whole are left out.
+    fn key_tiles(
+        &self,
+        first_query: usize,
+        queries: usize,
+        length: usize,
+    ) -> impl Iterator<Item = Tile> + use<> {
         let keys = match self.mask {
-            Mask::Bidirectional => self.length,
-            Mask::Causal | Mask::Sliding(_) => first_query + queries,
+            Mask::Bidirectional => 0..length,
+            Mask::Causal => 0..first_query + queries,
+            Mask::Sliding(window) => (first_query + 1).saturating_sub(window)..first_query + queries,
         };
-        (0..keys).step_by(KEYS).map(move |first_key| Tile {
+        keys.clone().step_by(KEYS).map(move |first_key| Tile {
             first_query,
             first_key,
-            keys: KEYS.min(keys - first_key),
-            only: keys <= KEYS,
+            keys: KEYS.min(keys.end - first_key),
+            first: first_key == keys.start,
+            only: keys.len() <= KEYS,
         })
+    }
+
+    /// How many tokens of a sequence can be seen: one at least, so that every row has a softmax.
+    fn length_of(&self, lengths: &[u32], sequence: usize) -> usize {
+        lengths.get(sequence).map_or(self.length, |&length| (length as usize).clamp(1, self.length))
     }
 
     fn check(&self, qkv_nf: &[f32], o_ne: &[f32], lse: &[f32]) {
         assert!(
-            self.kv_heads > 0 && self.heads.is_multiple_of(self.kv_heads),
-            "{} query heads cannot share {} key heads",
+            self.kv_heads > 0 && self.key_head(self.heads - 1) < self.kv_heads,
+            "{} query heads, {} to a key head, cannot share {} key heads",
             self.heads,
+            self.group,
             self.kv_heads
         );
         assert_eq!(qkv_nf.len(), self.tokens() * self.columns(), "the fused projections have another shape");
@@ -99,14 +117,15 @@ impl Attention {
 }
 
 impl Tile {
-    /// How many keys of the tile the i-th query row may look at.
+    /// Which keys of the tile the i-th query row may look at.
     #[inline(always)]
-    fn visible(&self, mask: Mask, i: usize) -> usize {
+    fn visible(&self, mask: Mask, i: usize) -> Range<usize> {
+        let query = self.first_query + i;
+        let end = (query + 1).saturating_sub(self.first_key).min(self.keys);
         match mask {
-            Mask::Bidirectional => self.keys,
-            Mask::Causal | Mask::Sliding(_) => {
-                (self.first_query + i + 1).saturating_sub(self.first_key).min(self.keys)
-            }
+            Mask::Bidirectional => 0..self.keys,
+            Mask::Causal => 0..end,
+            Mask::Sliding(window) => (query + 1).saturating_sub(window + self.first_key)..end,
         }
     }
 }
@@ -115,21 +134,23 @@ impl Tile {
 pub fn attention(
     shape: &Attention,
     qkv_nf: &[f32],
+    lengths: &[u32],
     o_ne: &mut [f32],
     lse: &mut [f32],
     workspace: &mut [f32],
 ) {
     shape.check(qkv_nf, o_ne, lse);
-    let (f, e, d) = (shape.columns(), shape.output_columns(), shape.head_size);
+    let ((f, f_kv), e, d) = (shape.strides(), shape.output_columns(), shape.head_size);
     let (scores, rest) = workspace.split_at_mut(shape.tile_elements());
     let (max, rest) = rest.split_at_mut(QUERIES);
     let (sum, rest) = rest.split_at_mut(QUERIES);
     let keys_ds = &mut rest[..shape.head_elements()];
     for sequence in 0..shape.sequences {
+        let length = shape.length_of(lengths, sequence);
         for head in 0..shape.heads {
             let (q, k, v) = shape.offsets(sequence, head);
-            if head.is_multiple_of(shape.group()) {
-                transpose(&qkv_nf[k..], f, d, keys_ds);
+            if shape.ends_of_group(head).0 {
+                transpose(&qkv_nf[k..], f_kv, d, keys_ds);
             }
             for (first_query, queries) in shape.query_tiles() {
                 let q_td = Matrix::strided(&qkv_nf[q + first_query * f..], queries, d, f);
@@ -137,15 +158,14 @@ pub fn attention(
                 let o_td = &mut o_ne[out..];
                 max.fill(f32::NEG_INFINITY);
                 sum.fill(0.0);
-                for tile in shape.key_tiles(first_query, queries) {
+                for tile in shape.key_tiles(first_query, queries, length) {
                     let keys = tile.keys;
                     let k_dk = Matrix::strided(&keys_ds[tile.first_key..], d, keys, shape.length);
-                    let v_kd = Matrix::strided(&qkv_nf[v + tile.first_key * f..], keys, d, f);
+                    let v_kd = Matrix::strided(&qkv_nf[v + tile.first_key * f_kv..], keys, d, f_kv);
                     let p = &mut scores[..queries * keys];
                     matmul(MatrixMut::new(p, queries, keys), q_td, k_dk, Accumulate::Overwrite);
                     online_softmax(p, tile, shape, max, sum, o_td, e);
-                    let accumulate =
-                        if tile.first_key == 0 { Accumulate::Overwrite } else { Accumulate::Add };
+                    let accumulate = if tile.first { Accumulate::Overwrite } else { Accumulate::Add };
                     matmul(
                         MatrixMut::strided(o_td, queries, d, e),
                         Matrix::new(p, queries, keys),
@@ -226,7 +246,7 @@ fn online_softmax_body(
         let correction = exp(max[i] - new_max);
         sum[i] = sum[i] * correction + exponentials(visible, scale, new_max);
         max[i] = new_max;
-        if tile.first_key > 0 {
+        if !tile.first {
             o[i * o_stride..][..shape.head_size].iter_mut().for_each(|o| *o *= correction);
         }
     }
@@ -235,11 +255,16 @@ fn online_softmax_body(
 /// Cuts a row of scores behind the visible ones and sets the rest to zero, but leaves whole vectors, filled up with `masked`, whose
 /// exponential is zero: elements behind the last whole vector cost 16 times as much. None if nothing is visible.
 #[inline(always)]
-fn visible_lanes(row: &mut [f32], visible: usize, masked: f32) -> Option<&mut [f32]> {
-    let (lanes, rest) = row.split_at_mut(visible.next_multiple_of(LANES).min(row.len()));
+fn visible_lanes(row: &mut [f32], visible: Range<usize>, masked: f32) -> Option<&mut [f32]> {
+    if visible.is_empty() {
+        row.fill(0.0);
+        return None;
+    }
+    let (lanes, rest) = row.split_at_mut(visible.end.next_multiple_of(LANES).min(row.len()));
     rest.fill(0.0);
-    lanes[visible..].fill(masked);
-    (visible > 0).then_some(lanes)
+    lanes[visible.end..].fill(masked);
+    lanes[..visible.start].fill(masked);
+    Some(lanes)
 }
 
 /// z becomes exp(scale·z − max); returns the sum.
@@ -263,9 +288,11 @@ fn exponentials(z: &mut [f32], scale: f32, max: f32) -> f32 {
 
 /// The backward pass of [`attention`]: overwrites `dqkv_nf` with the gradients of all queries, keys and values, recomputing each
 /// tile of the scores from `lse`.
+#[allow(clippy::too_many_arguments, reason = "each is an array of its own")]
 pub fn attention_backward(
     shape: &Attention,
     qkv_nf: &[f32],
+    lengths: &[u32],
     o_ne: &[f32],
     lse: &[f32],
     do_ne: &[f32],
@@ -274,7 +301,11 @@ pub fn attention_backward(
 ) {
     shape.check(qkv_nf, o_ne, lse);
     assert!(do_ne.len() == o_ne.len() && dqkv_nf.len() == qkv_nf.len(), "a gradient has another shape");
-    let (f, e, d) = (shape.columns(), shape.output_columns(), shape.head_size);
+    let ((f, f_kv), e, d) = (shape.strides(), shape.output_columns(), shape.head_size);
+    if shape.separate {
+        // No query of this rank may read some of the keys.
+        dqkv_nf[shape.first_key()..].fill(0.0);
+    }
     let (scores, rest) = workspace.split_at_mut(shape.tile_elements());
     let (dscores, rest) = rest.split_at_mut(shape.tile_elements());
     let (deltas, rest) = rest.split_at_mut(QUERIES);
@@ -284,11 +315,13 @@ pub fn attention_backward(
     let (dkeys_sd, rest) = rest.split_at_mut(shape.head_elements());
     let dvalues_sd = &mut rest[..shape.head_elements()];
     for sequence in 0..shape.sequences {
+        let length = shape.length_of(lengths, sequence);
         for head in 0..shape.heads {
             let (q, k, v) = shape.offsets(sequence, head);
-            if head.is_multiple_of(shape.group()) {
-                transpose(&qkv_nf[k..], f, d, keys_ds);
-                transpose(&qkv_nf[v..], f, d, values_ds);
+            let (first_of_group, last_of_group) = shape.ends_of_group(head);
+            if first_of_group {
+                transpose(&qkv_nf[k..], f_kv, d, keys_ds);
+                transpose(&qkv_nf[v..], f_kv, d, values_ds);
                 dkeys_sd.fill(0.0);
                 dvalues_sd.fill(0.0);
             }
@@ -301,7 +334,7 @@ pub fn attention_backward(
                 let lse = &lse[first_lse..][..queries];
                 let deltas = &mut deltas[..queries];
                 row_products(&o_ne[out..], &do_ne[out..], e, d, deltas);
-                for tile in shape.key_tiles(first_query, queries) {
+                for tile in shape.key_tiles(first_query, queries, length) {
                     let (keys, first) = (tile.keys, tile.first_key);
                     let k_dk = Matrix::strided(&keys_ds[first..], d, keys, shape.length);
                     let v_dk = Matrix::strided(&values_ds[first..], d, keys, shape.length);
@@ -315,14 +348,14 @@ pub fn attention_backward(
                     matmul(dv_kd, p.t(), do_td, Accumulate::Add);
                     let dk_kd = MatrixMut::new(&mut dkeys_sd[first * d..], keys, d);
                     matmul(dk_kd, ds.t(), q_td, Accumulate::Add);
-                    let k_kd = Matrix::strided(&qkv_nf[k + first * f..], keys, d, f);
-                    let accumulate = if first == 0 { Accumulate::Overwrite } else { Accumulate::Add };
+                    let k_kd = Matrix::strided(&qkv_nf[k + first * f_kv..], keys, d, f_kv);
+                    let accumulate = if tile.first { Accumulate::Overwrite } else { Accumulate::Add };
                     matmul(MatrixMut::strided(&mut dqkv_nf[q_at..], queries, d, f), ds, k_kd, accumulate);
                 }
             }
-            if (head + 1).is_multiple_of(shape.group()) {
-                copy_rows(dkeys_sd, d, &mut dqkv_nf[k..], f);
-                copy_rows(dvalues_sd, d, &mut dqkv_nf[v..], f);
+            if last_of_group {
+                copy_rows(dkeys_sd, d, &mut dqkv_nf[k..], f_kv);
+                copy_rows(dvalues_sd, d, &mut dqkv_nf[v..], f_kv);
             }
         }
     }
@@ -368,7 +401,7 @@ fn score_gradient_body(
     for (i, ((p, dp), (&lse, &delta))) in rows.zip(lse.iter().zip(deltas)).enumerate() {
         let visible = tile.visible(shape.mask, i);
         let (Some(p), Some(dp)) =
-            (visible_lanes(p, visible, f32::NEG_INFINITY), visible_lanes(dp, visible, 0.0))
+            (visible_lanes(p, visible.clone(), f32::NEG_INFINITY), visible_lanes(dp, visible, 0.0))
         else {
             continue;
         };

@@ -1,18 +1,21 @@
 //! The CPU as a backend: operators run at once, on the arena, by the kernels beside this file.
 
-use oases_schedule::{Bytes, Instruction, Model, Operands, Span, Workspace};
+use oases_schedule::{Activation, Bytes, Instruction, Model, NormKind, Operands, Span, Workspace};
 
-use super::activation::{gelu, gelu_backward};
+use super::activation::{gelu, gelu_backward, gelu_erf, gelu_erf_backward, swiglu, swiglu_backward};
 use super::attention::{attention, attention_backward};
 use super::cross_entropy::{combine, cross_entropy_backward, statistics};
 use super::embedding::{embed, embed_backward};
+use super::heads::{norm_heads, norm_heads_backward, rotate};
 use super::matmul::{Matrix, MatrixMut, matmul, matmul_bias};
-use super::norm::{layer_norm, layer_norm_backward};
+use super::norm::{layer_norm, layer_norm_backward, rms_norm, rms_norm_backward};
 use super::optimizer::{Update, adamw, sum_of_squares};
 use super::residual::{RowTerm, bias_gradient, columns_to_rows, join, join_gradient, positions_gradient};
 use crate::arena::{Arena, Region};
 use crate::backend::Backend;
-use crate::operators::{Accumulate, AdamW, Attention, Dropout, Mat, ParameterState, Term, VocabularyShard};
+use crate::operators::{
+    Accumulate, AdamW, Attention, Dropout, Mat, ParameterState, Rotation, Term, VocabularyShard,
+};
 
 /// One rank's memory and its processor.
 #[derive(Debug)]
@@ -28,7 +31,7 @@ impl CpuBackend {
 
     /// What the attention kernels want as workspace, for the memory plan.
     pub fn workspace(model: &Model) -> Workspace {
-        let shape = Attention::on_rank(model, 1, 1);
+        let shape = Attention::on_rank(model, 1, 0, 1);
         let bytes = |elements: usize| Bytes((elements * size_of::<f32>()) as u64);
         Workspace {
             attention_forward: bytes(shape.forward_workspace()),
@@ -137,6 +140,11 @@ impl Backend for CpuBackend {
             Term::None => RowTerm::None,
             Term::Bias(span) => RowTerm::Bias(claims.read(span)),
             Term::Positions(span) => RowTerm::Positions(claims.read(span)),
+            Term::PositionsAndTypes { positions, types, table } => RowTerm::PositionsAndTypes {
+                positions: claims.read(positions),
+                types: claims.read(types),
+                table: claims.read(table),
+            },
         };
         join(claims.write(x), hidden, residual, term, dropout);
     }
@@ -155,14 +163,21 @@ impl Backend for CpuBackend {
         join_gradient(claims.write(gradient), hidden, upstream, branch, dropout);
     }
 
-    fn layer_norm(&mut self, x: Span, gain: Span, shift: Span, epsilon: f32, y: Span, stats: Span) {
+    fn norm(&mut self, kind: NormKind, x: Span, gain: Span, shift: Span, epsilon: f32, y: Span, stats: Span) {
         let mut claims = self.arena.claims();
-        let (x, gain, shift) = (claims.read(x), claims.read(gain), claims.read(shift));
-        layer_norm(x, gain, shift, epsilon, claims.write(y), claims.write(stats));
+        let (x, gain) = (claims.read(x), claims.read(gain));
+        match kind {
+            NormKind::LayerNorm => {
+                let shift = claims.read(shift);
+                layer_norm(x, gain, shift, epsilon, claims.write(y), claims.write(stats));
+            }
+            NormKind::RmsNorm => rms_norm(x, gain, epsilon, claims.write(y), claims.write(stats)),
+        }
     }
 
-    fn layer_norm_backward(
+    fn norm_backward(
         &mut self,
+        kind: NormKind,
         x: Span,
         stats: Span,
         gain: Span,
@@ -173,21 +188,62 @@ impl Backend for CpuBackend {
     ) {
         let mut claims = self.arena.claims();
         let (x, stats, gain) = (claims.read(x), claims.read(stats), claims.read(gain));
-        let (dgain, dshift) = (claims.write(gain_gradient), claims.write(shift_gradient));
-        layer_norm_backward(x, stats, gain, claims.write(dy), dgain, dshift, accumulate);
+        let (dgain, dy) = (claims.write(gain_gradient), claims.write(dy));
+        match kind {
+            NormKind::LayerNorm => {
+                layer_norm_backward(x, stats, gain, dy, dgain, claims.write(shift_gradient), accumulate);
+            }
+            NormKind::RmsNorm => rms_norm_backward(x, stats, gain, dy, dgain, accumulate),
+        }
     }
 
-    fn attention(&mut self, shape: Attention, qkv: Span, out: Span, lse: Span, workspace: Span) {
+    fn norm_heads(&mut self, shape: Attention, qkv: Span, gains: [Span; 2], epsilon: f32, out: Span) {
+        let mut claims = self.arena.claims();
+        let (qkv, gains) = (claims.read(qkv), gains.map(|gain| claims.read(gain)));
+        norm_heads(&shape, qkv, gains, epsilon, claims.write(out));
+    }
+
+    fn norm_heads_backward(
+        &mut self,
+        shape: Attention,
+        qkv: Span,
+        gains: [(Span, Span); 2],
+        epsilon: f32,
+        dqkv: Span,
+        accumulate: Accumulate,
+    ) {
         let mut claims = self.arena.claims();
         let qkv = claims.read(qkv);
+        let gains = gains.map(|(gain, gradient)| (claims.read(gain), claims.write(gradient)));
+        norm_heads_backward(&shape, qkv, gains, epsilon, claims.write(dqkv), accumulate);
+    }
+
+    fn rotate(&mut self, shape: Attention, qkv: Span, table: Span, direction: Rotation) {
+        let mut claims = self.arena.claims();
+        let table = claims.read(table);
+        rotate(&shape, claims.write(qkv), table, direction);
+    }
+
+    fn attention(
+        &mut self,
+        shape: Attention,
+        qkv: Span,
+        lengths: Span,
+        out: Span,
+        lse: Span,
+        workspace: Span,
+    ) {
+        let mut claims = self.arena.claims();
+        let (qkv, lengths) = (claims.read(qkv), claims.read_optional(present(lengths)).unwrap_or(&[]));
         let (out, lse, workspace) = (claims.write(out), claims.write(lse), claims.write(workspace));
-        attention(&shape, qkv, out, lse, workspace);
+        attention(&shape, qkv, lengths, out, lse, workspace);
     }
 
     fn attention_backward(
         &mut self,
         shape: Attention,
         qkv: Span,
+        lengths: Span,
         out: Span,
         lse: Span,
         out_gradient: Span,
@@ -197,18 +253,29 @@ impl Backend for CpuBackend {
         let mut claims = self.arena.claims();
         let (qkv, out, lse, dout) =
             (claims.read(qkv), claims.read(out), claims.read(lse), claims.read(out_gradient));
+        let lengths = claims.read_optional(present(lengths)).unwrap_or(&[]);
         let (dqkv, workspace) = (claims.write(qkv_gradient), claims.write(workspace));
-        attention_backward(&shape, qkv, out, lse, dout, dqkv, workspace);
+        attention_backward(&shape, qkv, lengths, out, lse, dout, dqkv, workspace);
     }
 
-    fn gelu(&mut self, u: Span, a: Span) {
+    fn activate(&mut self, kind: Activation, u: Span, a: Span, width: usize) {
         let mut claims = self.arena.claims();
-        gelu(claims.read(u), claims.write(a));
+        let (u, a) = (claims.read(u), claims.write(a));
+        match kind {
+            Activation::Gelu => gelu(u, a),
+            Activation::GeluErf => gelu_erf(u, a),
+            Activation::SwiGlu => swiglu(u, a, width),
+        }
     }
 
-    fn gelu_backward(&mut self, u: Span, da: Span) {
+    fn activate_backward(&mut self, kind: Activation, u: Span, da: Span, width: usize) {
         let mut claims = self.arena.claims();
-        gelu_backward(claims.write(u), claims.write(da));
+        let (u, da) = (claims.write(u), claims.write(da));
+        match kind {
+            Activation::Gelu => gelu_backward(u, da),
+            Activation::GeluErf => gelu_erf_backward(u, da),
+            Activation::SwiGlu => swiglu_backward(u, da, width),
+        }
     }
 
     fn bias_backward(&mut self, dy: Span, bias: Span, accumulate: Accumulate) {
@@ -216,9 +283,13 @@ impl Backend for CpuBackend {
         bias_gradient(claims.read(dy), claims.write(bias), accumulate);
     }
 
-    fn positions_backward(&mut self, dy: Span, positions: Span, accumulate: Accumulate) {
+    fn positions_backward(&mut self, dy: Span, positions: Span, used: usize, accumulate: Accumulate) {
         let mut claims = self.arena.claims();
-        positions_gradient(claims.read(dy), claims.write(positions), accumulate);
+        let (seen, rest) = claims.write::<f32>(positions).split_at_mut(used);
+        if accumulate == Accumulate::Overwrite {
+            rest.fill(0.0);
+        }
+        positions_gradient(claims.read(dy), seen, accumulate);
     }
 
     fn logit_statistics(&mut self, logits: Span, targets: Span, shard: VocabularyShard, stats: Span) {

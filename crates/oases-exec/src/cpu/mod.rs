@@ -13,6 +13,7 @@ pub(crate) mod backend;
 pub mod cross_entropy;
 pub mod embedding;
 mod gemm;
+pub mod heads;
 pub mod matmul;
 pub mod norm;
 pub mod optimizer;

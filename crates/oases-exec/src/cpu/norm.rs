@@ -1,6 +1,6 @@
 //! LayerNorm (Ba, Kiros and Hinton 2016, arXiv 1607.06450) and RMSNorm (Zhang and Sennrich 2019, arXiv 1910.07467).
 //!
-//! Shapes: n tokens, h hidden; `stats_n2` holds (mean, 1/σ) of each token, `scale_n` RMSNorm's 1/rms.
+//! Shapes: n tokens, h hidden; `stats_n2` holds (mean, 1/σ) of each token, for RMSNorm (0, 1/rms).
 //!
 //! With x̂ = (x − mean)/σ and p = dy·gain, the input gradient is dx = (p − mean(p) − x̂·mean(p·x̂))/σ; RMSNorm lacks
 //! the two means of x and p. The module's tests derive it again by finite differences.
@@ -119,20 +119,21 @@ fn projections(x_h: &[f32], dy_h: &[f32], gain_h: &[f32], mean: f32) -> (f32, f3
     (sum, sum_x)
 }
 
-/// y = x/rms·gain with rms² = mean(x²) + ε. Overwrites `y_nh` and `scale_n`, which the backward pass needs with `x_nh`.
-pub fn rms_norm(x_nh: &[f32], gain_h: &[f32], epsilon: f32, y_nh: &mut [f32], scale_n: &mut [f32]) {
-    check(x_nh, gain_h, y_nh, scale_n.len());
+/// y = x/rms·gain with rms² = mean(x²) + ε. Overwrites `y_nh` and `stats_n2`, which the backward pass needs with `x_nh`.
+pub fn rms_norm(x_nh: &[f32], gain_h: &[f32], epsilon: f32, y_nh: &mut [f32], stats_n2: &mut [f32]) {
+    check(x_nh, gain_h, y_nh, stats_n2.len() / 2);
     vectorized!(rms_norm_body(
-        x_nh: &'a [f32], gain_h: &'a [f32], epsilon: f32, y_nh: &'a mut [f32], scale_n: &'a mut [f32],
+        x_nh: &'a [f32], gain_h: &'a [f32], epsilon: f32, y_nh: &'a mut [f32], stats_n2: &'a mut [f32],
     ));
 }
 
 #[inline(always)]
-fn rms_norm_body(x_nh: &[f32], gain_h: &[f32], epsilon: f32, y_nh: &mut [f32], scale_n: &mut [f32]) {
+fn rms_norm_body(x_nh: &[f32], gain_h: &[f32], epsilon: f32, y_nh: &mut [f32], stats_n2: &mut [f32]) {
     let h = gain_h.len();
-    for ((x_h, y_h), scale) in x_nh.chunks_exact(h).zip(y_nh.chunks_exact_mut(h)).zip(scale_n) {
+    let rows = x_nh.chunks_exact(h).zip(y_nh.chunks_exact_mut(h));
+    for ((x_h, y_h), stats) in rows.zip(stats_n2.as_chunks_mut::<2>().0) {
         let inverse = 1.0 / (sum_of(x_h, |x| x * x) / h as f32 + epsilon).sqrt();
-        *scale = inverse;
+        *stats = [0.0, inverse];
         for ((y, &x), &gain) in y_h.iter_mut().zip(x_h).zip(gain_h) {
             *y = x * inverse * gain;
         }
@@ -142,32 +143,33 @@ fn rms_norm_body(x_nh: &[f32], gain_h: &[f32], epsilon: f32, y_nh: &mut [f32], s
 /// The backward pass of [`rms_norm`]: `dy_nh` becomes dx, in place; `dgain_h` is overwritten or added to.
 pub fn rms_norm_backward(
     x_nh: &[f32],
-    scale_n: &[f32],
+    stats_n2: &[f32],
     gain_h: &[f32],
     dy_nh: &mut [f32],
     dgain_h: &mut [f32],
     accumulate: Accumulate,
 ) {
-    check(x_nh, gain_h, dy_nh, scale_n.len());
+    check(x_nh, gain_h, dy_nh, stats_n2.len() / 2);
     assert_eq!(dgain_h.len(), gain_h.len());
     if accumulate == Accumulate::Overwrite {
         dgain_h.fill(0.0);
     }
     vectorized!(rms_norm_backward_body(
-        x_nh: &'a [f32], scale_n: &'a [f32], gain_h: &'a [f32], dy_nh: &'a mut [f32], dgain_h: &'a mut [f32],
+        x_nh: &'a [f32], stats_n2: &'a [f32], gain_h: &'a [f32], dy_nh: &'a mut [f32], dgain_h: &'a mut [f32],
     ));
 }
 
 #[inline(always)]
 fn rms_norm_backward_body(
     x_nh: &[f32],
-    scale_n: &[f32],
+    stats_n2: &[f32],
     gain_h: &[f32],
     dy_nh: &mut [f32],
     dgain_h: &mut [f32],
 ) {
     let h = gain_h.len();
-    for ((x_h, dy_h), &inverse) in x_nh.chunks_exact(h).zip(dy_nh.chunks_exact_mut(h)).zip(scale_n) {
+    let rows = x_nh.chunks_exact(h).zip(dy_nh.chunks_exact_mut(h));
+    for ((x_h, dy_h), &[_, inverse]) in rows.zip(stats_n2.as_chunks::<2>().0) {
         for ((dgain, &x), &dy) in dgain_h.iter_mut().zip(x_h).zip(&*dy_h) {
             *dgain = (dy * x).mul_add(inverse, *dgain);
         }
@@ -248,7 +250,7 @@ mod tests {
         for (n, h) in SIZES {
             let (x, gain) = (random(1, n * h), random(2, h));
             let (x64, gain64) = (to_f64(&x), to_f64(&gain));
-            let (mut y, mut scale) = (vec![9.0; n * h], vec![9.0; n]);
+            let (mut y, mut scale) = (vec![9.0; n * h], vec![9.0; 2 * n]);
             rms_norm(&x, &gain, EPSILON, &mut y, &mut scale);
             assert_close(&y, &reference(&x64, &gain64, None), TOLERANCE);
 
@@ -271,7 +273,7 @@ mod tests {
     fn gradients_over_several_calls_have_the_bits_of_one() {
         let (n, h) = (11, 37);
         let (x, gain, shift, dy) = (random(6, n * h), random(7, h), random(8, h), random(9, n * h));
-        let (mut y, mut stats, mut scale) = (vec![0.0; n * h], vec![0.0; 2 * n], vec![0.0; n]);
+        let (mut y, mut stats, mut scale) = (vec![0.0; n * h], vec![0.0; 2 * n], vec![0.0; 2 * n]);
         layer_norm(&x, &gain, &shift, EPSILON, &mut y, &mut stats);
         rms_norm(&x, &gain, EPSILON, &mut y, &mut scale);
         let results = CUTS.map(|cut| {
@@ -279,8 +281,8 @@ mod tests {
             let (mut rms_dx, mut rms_dgain) = (dy.clone(), vec![9.0; h]);
             let (mut first, mut accumulate) = (0, Accumulate::Overwrite);
             for &rows in cut {
-                let (features, tokens) = (first * h..(first + rows) * h, first..first + rows);
-                let (x, stats) = (&x[features.clone()], &stats[2 * first..][..2 * rows]);
+                let (features, tokens) = (first * h..(first + rows) * h, 2 * first..2 * (first + rows));
+                let (x, stats) = (&x[features.clone()], &stats[tokens.clone()]);
                 let part = &mut dx[features.clone()];
                 layer_norm_backward(x, stats, &gain, part, &mut dgain, &mut dshift, accumulate);
                 let part = &mut rms_dx[features];

@@ -17,6 +17,15 @@ pub enum RowTerm<'a> {
     Bias(&'a [f32]),
     /// Position embeddings [s, h]: row i gets the one of position i mod s.
     Positions(&'a [f32]),
+    /// The same, and token types [t, h]: each row gets the one that `types` names.
+    PositionsAndTypes {
+        /// Position embeddings [s, h].
+        positions: &'a [f32],
+        /// The type of each row [n].
+        types: &'a [u32],
+        /// Token types [t, h].
+        table: &'a [f32],
+    },
 }
 
 /// Counters drawn at once: their arithmetic is done in vectors.
@@ -80,11 +89,11 @@ pub fn join(
     match term {
         RowTerm::None => {}
         RowTerm::Bias(bias_h) => assert_eq!(bias_h.len(), hidden),
-        RowTerm::Positions(positions_sh) => {
-            assert!(
-                !positions_sh.is_empty() && positions_sh.len().is_multiple_of(hidden),
-                "rows of {hidden}"
-            );
+        RowTerm::Positions(rows) => check_rows(rows, hidden),
+        RowTerm::PositionsAndTypes { positions, types, table } => {
+            check_rows(positions, hidden);
+            check_rows(table, hidden);
+            assert_eq!(types.len(), out_nh.len() / hidden, "a type for each token");
         }
     }
     if let Some(dropout) = dropout {
@@ -94,6 +103,10 @@ pub fn join(
         out_nh: &'a mut [f32], hidden: usize, residual_nh: Option<&'a [f32]>, term: RowTerm<'a>,
         dropout: Option<Dropout>,
     ));
+}
+
+fn check_rows(rows: &[f32], hidden: usize) {
+    assert!(!rows.is_empty() && rows.len().is_multiple_of(hidden), "rows of {hidden}");
 }
 
 #[inline(always)]
@@ -108,10 +121,13 @@ fn join_body(
         let term_h = match term {
             RowTerm::None => None,
             RowTerm::Bias(bias_h) => Some(bias_h),
-            RowTerm::Positions(positions_sh) => {
+            RowTerm::Positions(positions_sh) | RowTerm::PositionsAndTypes { positions: positions_sh, .. } => {
                 Some(&positions_sh[row * hidden % positions_sh.len()..][..hidden])
             }
         };
+        if let RowTerm::PositionsAndTypes { types, table, .. } = term {
+            add_row(out_h, &table[types[row] as usize * hidden..][..hidden]);
+        }
         let residual_h = residual_nh.map(|residual_nh| &residual_nh[row * hidden..][..hidden]);
         match (term_h, residual_h, dropout) {
             // The usual case in one pass over the row.
@@ -251,7 +267,18 @@ mod tests {
             let n = 2 * s;
             let (p, residual, positions) = (random(1, n * h), random(2, n * h), random(3, s * h));
             for with_residual in [None, Some(&residual[..])] {
-                for term in [RowTerm::None, RowTerm::Bias(&positions[..h]), RowTerm::Positions(&positions)] {
+                let types = [1, 0, 0, 2, 2, 1];
+                let with_types = RowTerm::PositionsAndTypes {
+                    positions: &positions,
+                    types: &types,
+                    table: &residual[..3 * h],
+                };
+                for term in [
+                    RowTerm::None,
+                    RowTerm::Bias(&positions[..h]),
+                    RowTerm::Positions(&positions),
+                    with_types,
+                ] {
                     for dropout in [None, Some(dropout(0.3, 5, s))] {
                         let at = |i: usize| {
                             let (row, j) = (i / h, i % h);
@@ -259,6 +286,9 @@ mod tests {
                                 RowTerm::None => 0.0,
                                 RowTerm::Bias(bias) => bias[j],
                                 RowTerm::Positions(positions) => positions[row % s * h + j],
+                                RowTerm::PositionsAndTypes { positions, types, table } => {
+                                    positions[row % s * h + j] + table[types[row] as usize * h + j]
+                                }
                             };
                             let factor = dropout.map_or(1.0, |dropout| factor(&dropout, row, j, h));
                             with_residual.map_or(0.0, |residual| f64::from(residual[i]))
@@ -266,7 +296,7 @@ mod tests {
                         };
                         let mut out = p.clone();
                         join(&mut out, h, with_residual, term, dropout);
-                        assert_close(&out, &(0..n * h).map(at).collect::<Vec<_>>(), 3e-7);
+                        assert_close(&out, &(0..n * h).map(at).collect::<Vec<_>>(), 4e-7);
                     }
                 }
             }

@@ -6,7 +6,7 @@ use oases_schedule::passes::VARIANTS;
 use oases_schedule::{Model, Variant};
 use safetensors::SafeTensors;
 
-use crate::harness::{HYPER, Outcome, Run, Tensors, request};
+use crate::harness::{Extras, HYPER, Outcome, Run, Tensors, request};
 
 struct Golden {
     model: Model,
@@ -55,7 +55,16 @@ impl Golden {
         let schedule = variant.build(&request(&self.model, &tensor.to_string(), 3 / micro, micro, sub));
         let batches = vec![(self.tokens.clone(), self.targets.clone()); steps];
         let (model, layout, weights) = (self.model.clone(), schedule.layout.clone(), &self.weights);
-        Run { model, layout, stages: vec![schedule], weights, batches, hyper: HYPER }.run()
+        Run {
+            model,
+            layout,
+            stages: vec![schedule],
+            weights,
+            batches,
+            extras: Extras::default(),
+            hyper: HYPER,
+        }
+        .run()
     }
 }
 

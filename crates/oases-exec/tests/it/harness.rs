@@ -5,9 +5,10 @@ use std::time::Instant;
 
 use oases_exec::arena::Arena;
 use oases_exec::comm::local::{LocalCommunicator, LocalOptions, group};
+use oases_exec::operators::IGNORE;
 use oases_exec::{AdamW, Backend, CpuBackend, Interpreter, Program, StepInputs};
 use oases_schedule::{
-    BlockId, Layout, Model, Optimizer, Parameter, Purpose, Request, Schedule, Span, Statics,
+    BlockId, Layout, Model, Optimizer, Parameter, Positions, Purpose, Request, Schedule, Span, Statics,
 };
 
 /// A tensor for each parameter name, in full.
@@ -22,7 +23,17 @@ pub(crate) struct Run<'a> {
     pub weights: &'a Tensors,
     /// Tokens and targets of each step.
     pub batches: Vec<(Vec<u32>, Vec<u32>)>,
+    pub extras: Extras,
     pub hyper: AdamW,
+}
+
+/// What some models read besides tokens, the same in each step.
+#[derive(Clone, Default)]
+pub(crate) struct Extras {
+    /// Token types; empty for none.
+    pub types: Vec<u32>,
+    /// Real tokens of each sequence; empty where nothing is padding.
+    pub lengths: Vec<u32>,
 }
 
 /// What came out.
@@ -140,16 +151,23 @@ impl Run<'_> {
             let local = cut(statics, parameter, &self.weights[&parameter.name], tp_rank);
             backend.write(statics.placed(index).weight, &local);
         }
+        if let Positions::Rotary(rotary) = self.model.positions {
+            backend.write(statics.rotations, &rotary.table(self.model.head_dim, self.model.sequence));
+        }
         let mut interpreter = Interpreter::new(tp_rank, Instant::now());
         let (mut losses, mut norms) = (Vec::new(), Vec::new());
         for (step, (tokens, targets)) in self.batches.iter().enumerate() {
             let bytes = tokens.len() * 4;
             backend.write_tokens(Span { bytes, ..statics.tokens }, tokens);
             backend.write_tokens(Span { bytes, ..statics.targets }, targets);
+            let Extras { types, lengths } = &self.extras;
+            backend.write_tokens(Span { bytes: types.len() * 4, ..statics.types }, types);
+            backend.write_tokens(Span { bytes: lengths.len() * 4, ..statics.lengths }, lengths);
+            let predicted = targets.iter().filter(|&&target| target != IGNORE).count();
             let inputs = StepInputs {
                 step: step as u32,
                 first_sample: 0,
-                loss_scale: 1.0 / targets.len() as f32,
+                loss_scale: 1.0 / predicted as f32,
                 dropout: true,
                 dropout_key: [11, 12],
                 update: Some(AdamW { update: step as u64 + 1, ..self.hyper }),
@@ -159,7 +177,7 @@ impl Run<'_> {
                 .expect("a sound group");
             let mut parts = vec![0.0; program.schedule.parts.len()];
             backend.read(Span { bytes: 4 * parts.len(), ..statics.losses }, &mut parts);
-            losses.push(parts.iter().map(|&loss| f64::from(loss)).sum::<f64>() / targets.len() as f64);
+            losses.push(parts.iter().map(|&loss| f64::from(loss)).sum::<f64>() / predicted as f64);
             let mut norm = [0.0];
             backend.read(statics.norm, &mut norm);
             norms.push(f64::from(norm[0]).sqrt());

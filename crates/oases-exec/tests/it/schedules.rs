@@ -4,7 +4,7 @@ use oases_exec::philox::{Normal, philox4x32};
 use oases_schedule::passes::VARIANTS;
 use oases_schedule::{Cut, Init, Keep, Keeps, Model, Request, Schedule, Variant};
 
-use crate::harness::{HYPER, Outcome, Run, Tensors, request};
+use crate::harness::{Extras, HYPER, Outcome, Run, Tensors, request};
 
 /// Weights large enough that every path matters.
 fn weights(model: &Model) -> Tensors {
@@ -52,7 +52,16 @@ impl Case {
         let batches = batches(&self.model, self.sequences * self.micro, self.steps);
         let hyper = oases_exec::AdamW { learning_rate: 1e-3, ..HYPER };
         let (model, layout) = (self.model.clone(), stages[0].layout.clone());
-        Run { model, layout, stages, weights: &weights(&self.model), batches, hyper }.run()
+        Run {
+            model,
+            layout,
+            stages,
+            weights: &weights(&self.model),
+            batches,
+            extras: Extras::default(),
+            hyper,
+        }
+        .run()
     }
 }
 

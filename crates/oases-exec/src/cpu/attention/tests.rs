@@ -4,13 +4,14 @@ use super::super::reference::{assert_close, gradient, inner, random, to_f64};
 use super::*;
 
 fn shape(sequences: usize, length: usize, heads: usize, kv_heads: usize, d: usize, mask: Mask) -> Attention {
-    Attention { sequences, length, heads, kv_heads, head_size: d, mask }
+    let (group, separate, first_head) = (heads / kv_heads, false, 0);
+    Attention { sequences, length, heads, kv_heads, group, head_size: d, mask, separate, first_head }
 }
 
 /// Odd sizes, one token, grouped heads, more queries than a tile and more keys than a tile.
 fn shapes() -> Vec<Attention> {
     let mut shapes = Vec::new();
-    for mask in [Mask::Bidirectional, Mask::Causal] {
+    for mask in [Mask::Bidirectional, Mask::Causal, Mask::Sliding(4), Mask::Sliding(KEYS + 3)] {
         shapes.extend([
             shape(1, 1, 1, 1, 1, mask),
             shape(2, 5, 2, 1, 5, mask),
@@ -18,22 +19,51 @@ fn shapes() -> Vec<Attention> {
             shape(3, 17, 1, 1, 8, mask),
             shape(2, QUERIES + 1, 6, 2, 5, mask),
             shape(1, KEYS + QUERIES + 9, 2, 2, 16, mask),
+            // Three key heads that every rank has; a rank with query heads 3 and 4 of 6, and one with 2 to 4.
+            Attention { kv_heads: 3, group: 2, separate: true, first_head: 3, ..shape(2, 9, 2, 2, 5, mask) },
+            Attention { kv_heads: 3, group: 2, separate: true, first_head: 2, ..shape(2, 9, 3, 3, 4, mask) },
         ]);
     }
     shapes
 }
 
+/// How many tokens of each sequence are no padding: none is said, or some.
+fn lengths(shape: &Attention) -> Vec<u32> {
+    if shape.mask != Mask::Bidirectional || shape.sequences == 1 {
+        return Vec::new();
+    }
+    (0..shape.sequences).map(|sequence| (shape.length - sequence * shape.length / 2) as u32).collect()
+}
+
 /// Where an element of a query (part 0), key (1) or value (2) lies.
 fn index(shape: &Attention, part: usize, sequence: usize, token: usize, head: usize, j: usize) -> usize {
-    let kv = head / (shape.heads / shape.kv_heads);
+    let kv = (shape.first_head + head) / shape.group;
+    let row = sequence * shape.length + token;
+    if shape.separate {
+        let queries = shape.sequences * shape.length * shape.heads;
+        let head = match part {
+            0 => row * shape.heads + head,
+            1 => queries + row * 2 * shape.kv_heads + kv,
+            _ => queries + row * 2 * shape.kv_heads + shape.kv_heads + kv,
+        };
+        return head * shape.head_size + j;
+    }
     let head = [head, shape.heads + kv, shape.heads + shape.kv_heads + kv][part];
-    (sequence * shape.length + token) * shape.columns() + head * shape.head_size + j
+    row * shape.columns() + head * shape.head_size + j
 }
 
 /// The softmax row of a query, and the logarithm of its denominator.
 fn probabilities(shape: &Attention, qkv: &[f64], sequence: usize, head: usize, i: usize) -> (Vec<f64>, f64) {
-    let visible = if shape.mask == Mask::Causal { i + 1 } else { shape.length };
-    let scores = (0..visible).map(|t| {
+    let length = lengths(shape).get(sequence).map_or(shape.length, |&length| length.max(1) as usize);
+    let sees = |t: usize| match shape.mask {
+        Mask::Bidirectional => t < length,
+        Mask::Causal => t <= i,
+        Mask::Sliding(window) => t <= i && i - t < window,
+    };
+    let scores = (0..shape.length).map(|t| {
+        if !sees(t) {
+            return f64::NEG_INFINITY;
+        }
         let dot = (0..shape.head_size)
             .map(|j| qkv[index(shape, 0, sequence, i, head, j)] * qkv[index(shape, 1, sequence, t, head, j)]);
         dot.sum::<f64>() / (shape.head_size as f64).sqrt()
@@ -95,7 +125,7 @@ fn data(shape: &Attention) -> (Vec<f32>, Vec<f32>) {
 fn forward(shape: &Attention, qkv: &[f32]) -> (Vec<f32>, Vec<f32>) {
     let mut o = vec![9.0; shape.tokens() * shape.output_columns()];
     let mut lse = vec![9.0; shape.lse_elements()];
-    attention(shape, qkv, &mut o, &mut lse, &mut vec![f32::NAN; shape.forward_workspace()]);
+    attention(shape, qkv, &lengths(shape), &mut o, &mut lse, &mut vec![f32::NAN; shape.forward_workspace()]);
     (o, lse)
 }
 
@@ -103,7 +133,7 @@ fn backward(shape: &Attention, qkv: &[f32], d_o: &[f32]) -> Vec<f32> {
     let (o, lse) = forward(shape, qkv);
     let mut dqkv = vec![9.0; qkv.len()];
     let mut workspace = vec![f32::NAN; shape.backward_workspace()];
-    attention_backward(shape, qkv, &o, &lse, d_o, &mut dqkv, &mut workspace);
+    attention_backward(shape, qkv, &lengths(shape), &o, &lse, d_o, &mut dqkv, &mut workspace);
     dqkv
 }
 
