@@ -2,6 +2,8 @@
 //!
 //! A family is a value of this type: GPT, LLaMA and BERT differ in fields, not in code paths.
 
+use std::fmt;
+
 use crate::rotary::Rotary;
 
 /// How activations are normalised.
@@ -71,6 +73,59 @@ pub enum HeadKind {
     Plain,
     /// `norm(gelu(W·x + b))`, and the logits have a bias of their own: BERT's head for masked language modelling.
     Transform,
+}
+
+/// The words that configurations and checkpoints have for a choice.
+macro_rules! words {
+    ($choice:ident: $($value:ident = $word:literal),*) => {
+        impl $choice {
+            /// The words for all choices.
+            pub const WORDS: &[&str] = &[$($word),*];
+
+            /// The choice that a word names.
+            pub fn parse(word: &str) -> Option<$choice> {
+                match word {
+                    $($word => Some($choice::$value),)*
+                    _ => None,
+                }
+            }
+        }
+
+        impl fmt::Display for $choice {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(match self {
+                    $($choice::$value => $word,)*
+                })
+            }
+        }
+    };
+}
+
+words!(NormKind: LayerNorm = "layer_norm", RmsNorm = "rms_norm");
+words!(NormPlacement: Pre = "pre", Post = "post");
+words!(Activation: Gelu = "gelu", GeluErf = "gelu_erf", SwiGlu = "swiglu");
+words!(Biases: All = "all", Qkv = "qkv", None = "none");
+words!(HeadKind: Plain = "plain", Transform = "transform");
+
+impl fmt::Display for Mask {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Mask::Causal => write!(f, "causal"),
+            Mask::Sliding(window) => write!(f, "causal, the last {window}"),
+            Mask::Bidirectional => write!(f, "bidirectional"),
+        }
+    }
+}
+
+impl fmt::Display for Positions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Positions::Learned(rows) => write!(f, "{rows} learned"),
+            Positions::Rotary(Rotary { base, scaling }) => {
+                write!(f, "rotary, base {base}, scaling {scaling}")
+            }
+        }
+    }
 }
 
 /// A transformer language model.

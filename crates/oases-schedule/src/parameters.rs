@@ -141,6 +141,11 @@ impl Parameter {
         if self.is_shared(tensor) { GradientKind::Partial } else { self.gradient }
     }
 
+    /// Whether every rank of a TMP group of this degree holds all of it.
+    pub fn is_whole(&self, tensor: u32) -> bool {
+        self.shard == Shard::Whole || self.is_shared(tensor)
+    }
+
     /// Whether it is the token table of the embedding, which a tied head shares.
     pub fn is_table(&self) -> bool {
         self.role == Role::Tokens

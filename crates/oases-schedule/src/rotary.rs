@@ -4,6 +4,8 @@
 //! computed in f64 once and rounded to f32.
 
 use std::f64::consts::TAU;
+use std::fmt;
+use std::str::FromStr;
 
 /// Rotation of queries and keys by their position.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -128,6 +130,91 @@ impl Rotary {
     }
 }
 
+impl fmt::Display for RotaryScaling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            RotaryScaling::None => write!(f, "none"),
+            RotaryScaling::Linear { factor } => write!(f, "linear factor={factor}"),
+            RotaryScaling::Dynamic { factor, original } => {
+                write!(f, "dynamic factor={factor} original={original}")
+            }
+            RotaryScaling::Llama3 { factor, low, high, original } => {
+                write!(f, "llama3 factor={factor} low={low} high={high} original={original}")
+            }
+            RotaryScaling::Yarn { factor, original, fast, slow, attention, truncate } => {
+                write!(f, "yarn factor={factor} original={original} fast={fast} slow={slow}")?;
+                if let Some(attention) = attention {
+                    write!(f, " attention={attention}")?;
+                }
+                if truncate { Ok(()) } else { write!(f, " truncate=0") }
+            }
+        }
+    }
+}
+
+impl FromStr for RotaryScaling {
+    type Err = String;
+
+    /// Reads what `Display` writes: a name, then `key=number` in any order; `fast`, `slow` and `truncate` may be left out.
+    fn from_str(text: &str) -> Result<RotaryScaling, String> {
+        let mut words = text.split_whitespace();
+        let name = words.next().unwrap_or("");
+        let known: &[&str] = match name {
+            "none" => &[],
+            "linear" => &["factor"],
+            "dynamic" => &["factor", "original"],
+            "llama3" => &["factor", "low", "high", "original"],
+            "yarn" => &["factor", "original", "fast", "slow", "attention", "truncate"],
+            _ => return Err(format!("`{name}` is none of none, linear, dynamic, llama3 and yarn")),
+        };
+        let mut values = [None; 6];
+        for word in words {
+            let (key, number) = word.split_once('=').unwrap_or((word, ""));
+            let at = known.iter().position(|&known| known == key);
+            let at = at.ok_or_else(|| format!("`{name}` has no `{key}`, but {}", known.join(", ")))?;
+            let number: f64 = number.parse().map_err(|_| format!("`{word}` is not `{key}=number`"))?;
+            if !(number.is_finite() && (number > 0.0 || key == "truncate")) {
+                return Err(format!("`{word}` must be above 0"));
+            }
+            values[at] = Some(number);
+        }
+        let value = |key: &str| {
+            let at = known.iter().position(|&known| known == key);
+            at.and_then(|at| values[at])
+        };
+        let needed = |key: &str| value(key).ok_or_else(|| format!("`{name}` needs `{key}=`"));
+        let original = || needed("original").map(|original| original as usize);
+        let scaling = match name {
+            "linear" => RotaryScaling::Linear { factor: needed("factor")? },
+            "dynamic" => RotaryScaling::Dynamic { factor: needed("factor")?, original: original()? },
+            "llama3" => RotaryScaling::Llama3 {
+                factor: needed("factor")?,
+                low: needed("low")?,
+                high: needed("high")?,
+                original: original()?,
+            },
+            "yarn" => RotaryScaling::Yarn {
+                factor: needed("factor")?,
+                original: original()?,
+                fast: value("fast").unwrap_or(32.0),
+                slow: value("slow").unwrap_or(1.0),
+                attention: value("attention"),
+                truncate: value("truncate") != Some(0.0),
+            },
+            _ => RotaryScaling::None,
+        };
+        match scaling {
+            RotaryScaling::Llama3 { low, high, .. } if low >= high => {
+                Err(format!("`llama3` needs low={low} below high={high}"))
+            }
+            RotaryScaling::Dynamic { factor, .. } | RotaryScaling::Yarn { factor, .. } if factor < 1.0 => {
+                Err(format!("`{name}` needs a factor of at least 1, not {factor}"))
+            }
+            scaling => Ok(scaling),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -185,5 +272,32 @@ mod tests {
         let divided: Vec<f64> = plain[46..].iter().map(|theta| theta / 4.0).collect();
         assert_close(&found[46..], &divided);
         assert!((rotary.attention_factor() - 1.138_629_436).abs() < 1e-8);
+    }
+
+    #[test]
+    fn text_reads_back() {
+        for text in [
+            "none",
+            "linear factor=2.5",
+            "dynamic factor=2 original=2048",
+            "llama3 factor=8 low=1 high=4 original=8192",
+            "yarn factor=4 original=4096 fast=32 slow=1",
+            "yarn factor=4 original=4096 fast=32 slow=1 attention=1.2 truncate=0",
+        ] {
+            assert_eq!(text.parse::<RotaryScaling>().unwrap().to_string(), text);
+        }
+        for text in [
+            "",
+            "ntk",
+            "linear",
+            "linear factor=",
+            "linear factor=-1",
+            "linear factor=nan",
+            "linear low=1",
+            "llama3 factor=8 low=4 high=4 original=8192",
+            "dynamic factor=0.5 original=8",
+        ] {
+            assert!(text.parse::<RotaryScaling>().is_err(), "{text}");
+        }
     }
 }

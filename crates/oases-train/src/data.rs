@@ -9,6 +9,8 @@ mod validation;
 
 use std::ops::Range;
 
+use oases_exec::Backend;
+use oases_schedule::{Span, Statics};
 pub use tokens::Tokens;
 pub use train::TrainData;
 pub use validation::ValidationData;
@@ -25,13 +27,22 @@ pub struct Batch {
     pub inputs: Vec<u32>,
     /// The token after each input, or [`IGNORE`], `[sequences, sequence]`.
     pub targets: Vec<u32>,
+    /// The type of each token, for models that have types, `[sequences, sequence]`.
+    pub types: Vec<u32>,
+    /// How many tokens of each sequence are no padding that a query could see, `[sequences]`.
+    pub lengths: Vec<u32>,
 }
 
 impl Batch {
     /// An empty batch with room for this many sequences, so that filling it does not allocate.
     pub fn with_capacity(sequences: usize, sequence: usize) -> Self {
         let tokens = sequences * sequence;
-        Self { inputs: Vec::with_capacity(tokens), targets: Vec::with_capacity(tokens) }
+        Self {
+            inputs: Vec::with_capacity(tokens),
+            targets: Vec::with_capacity(tokens),
+            types: Vec::with_capacity(tokens),
+            lengths: Vec::with_capacity(sequences),
+        }
     }
 
     /// How many targets count in the loss.
@@ -42,9 +53,29 @@ impl Batch {
     /// All padding, at this size.
     fn reset(&mut self, sequences: usize, sequence: usize) {
         self.inputs.clear();
-        self.inputs.resize(sequences * sequence, 0);
         self.targets.clear();
-        self.targets.resize(sequences * sequence, IGNORE);
+        self.types.clear();
+        self.lengths.clear();
+        self.pad(sequences * sequence, sequence);
+    }
+
+    /// Fills up with padding that counts for nothing, to so many tokens.
+    pub(crate) fn pad(&mut self, tokens: usize, sequence: usize) {
+        self.inputs.resize(tokens, 0);
+        self.targets.resize(tokens, IGNORE);
+        self.types.resize(tokens, 0);
+        self.lengths.resize(tokens / sequence, sequence as u32);
+    }
+
+    /// Tells a model that reads more than tokens how to read these.
+    pub(crate) fn write_reading(&self, backend: &mut impl Backend, statics: &Statics) {
+        let mut write = |place: Span, values: &[u32]| {
+            if place.bytes > 0 {
+                backend.write_tokens(Span { bytes: size_of_val(values), ..place }, values);
+            }
+        };
+        write(statics.types, &self.types);
+        write(statics.lengths, &self.lengths);
     }
 
     /// Row `row` becomes the window that starts at token `start` and predicts `targets` tokens.

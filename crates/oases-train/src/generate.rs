@@ -51,7 +51,9 @@ impl Generator {
             Error::configuration(error.to_string()).with_hint("the model needs more memory")
         })?;
         let mut backend = CpuBackend::new(arena);
-        Shards { statics: &statics, tp_rank: 0 }.load(&mut backend, checkpoint, &[Kind::Weight])?;
+        let shards = Shards { statics: &statics, tp_rank: 0 };
+        shards.write_constants(&mut backend);
+        shards.load(&mut backend, checkpoint, &[Kind::Weight])?;
         let communicator = group(1, LocalOptions::default()).pop().expect("a group of one");
         Ok(Generator {
             logits: program.plan.operands[head].span(Slot::Logits),

@@ -232,9 +232,10 @@ fn stage_job(options: &Options, request: &Request, index: u32, workspace: Worksp
     StageJob { statics, train, evaluate }
 }
 
-/// What of a model a checkpoint must agree on.
+/// What of a model a checkpoint must agree on. A GPT is described by its sizes; of other models also what differs from that.
 pub(crate) fn describe_model(model: &Model) -> Description {
-    Description::new()
+    let gpt = Model::gpt(model.layers, model.hidden, model.heads, model.sequence, model.vocabulary);
+    let described = Description::new()
         .with("family", "gpt")
         .with("layers", model.layers)
         .with("hidden", model.hidden)
@@ -243,5 +244,20 @@ pub(crate) fn describe_model(model: &Model) -> Description {
         .with("sequence", model.sequence)
         .with("vocabulary", model.vocabulary)
         .with("tied", model.tied)
-        .with("norm_epsilon", model.norm_epsilon)
+        .with("norm_epsilon", model.norm_epsilon);
+    let differing = [
+        ("kv_heads", model.kv_heads.to_string(), gpt.kv_heads.to_string()),
+        ("head_dim", model.head_dim.to_string(), gpt.head_dim.to_string()),
+        ("biases", model.biases.to_string(), gpt.biases.to_string()),
+        ("head_norm", model.head_norm.to_string(), gpt.head_norm.to_string()),
+        ("norm", model.norm.to_string(), gpt.norm.to_string()),
+        ("placement", model.placement.to_string(), gpt.placement.to_string()),
+        ("positions", model.positions.to_string(), gpt.positions.to_string()),
+        ("activation", model.activation.to_string(), gpt.activation.to_string()),
+        ("mask", model.mask.to_string(), gpt.mask.to_string()),
+        ("token_types", model.token_types.to_string(), gpt.token_types.to_string()),
+        ("head", model.head.to_string(), gpt.head.to_string()),
+    ];
+    let differing = differing.into_iter().filter(|(_, own, usual)| own != usual);
+    differing.fold(described, |described, (name, own, _)| described.with(name, own))
 }

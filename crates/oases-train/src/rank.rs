@@ -71,6 +71,7 @@ impl<B: Backend, C: Communicator<B::Region>, H: HostGroup> Rank<'_, B, C, H> {
     pub(crate) fn run(&mut self, from: Option<&Checkpoint>) -> Result<RankReport> {
         let job = self.job;
         let shards = Shards { statics: &self.stage.statics, tp_rank: self.tp_rank };
+        shards.write_constants(&mut self.backend);
         match from {
             Some(checkpoint) => shards.load(&mut self.backend, checkpoint, &Kind::ALL)?,
             None => shards.initialize(&mut self.backend, job.options.seed),
@@ -192,6 +193,7 @@ impl<B: Backend, C: Communicator<B::Region>, H: HostGroup> Rank<'_, B, C, H> {
         let bytes = self.batch.inputs.len() * size_of::<u32>();
         self.backend.write_tokens(Span { bytes, ..statics.tokens }, &self.batch.inputs);
         self.backend.write_tokens(Span { bytes, ..statics.targets }, &self.batch.targets);
+        self.batch.write_reading(&mut self.backend, statics);
         self.interpreter
             .run(program, statics, &mut self.backend, &mut self.communicator, inputs)
             .map_err(|Interrupted { at, source }| Error::communicator(&source, &format!(" ({at})")))
@@ -237,8 +239,7 @@ impl<B: Backend, C: Communicator<B::Region>, H: HostGroup> Rank<'_, B, C, H> {
     /// The last batch may be short; the rest of it counts for nothing.
     fn pad(&mut self, sequences: usize) {
         let length = sequences * self.job.options.model.sequence;
-        self.batch.inputs.resize(length, 0);
-        self.batch.targets.resize(length, crate::data::IGNORE);
+        self.batch.pad(length, self.job.options.model.sequence);
     }
 
     /// The loss of a step is that of the weights before it; what the update made of them, the next step would notice, after

@@ -15,6 +15,7 @@ use oases_schedule::{
     BlockId, Bytes, Instruction, Layout, Model, Optimizer, Purpose, Schedule, Span, Stage, Statics,
 };
 
+use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::weights::Shards;
 
@@ -162,6 +163,10 @@ impl Trial<'_> {
         let bytes = count * size_of::<u32>();
         backend.write_tokens(Span { bytes, ..statics.tokens }, &draw(0));
         backend.write_tokens(Span { bytes, ..statics.targets }, &draw(1));
+        let mut batch = Batch::default();
+        batch.pad(count, self.model.sequence);
+        batch.write_reading(backend, statics);
+        Shards { statics, tp_rank: 0 }.write_constants(backend);
         count
     }
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use oases_exec::Backend;
 use oases_exec::philox::{Normal, key_from_seed};
-use oases_schedule::{Init, Parameter, Shard, Span, Statics};
+use oases_schedule::{Init, Parameter, Positions, Span, Statics};
 
 use crate::checkpoint::{Checkpoint, Draft, Kind};
 use crate::digest::Digest;
@@ -45,6 +45,14 @@ impl Shards<'_> {
         }
     }
 
+    /// Writes what no step changes: the angles of rotary positions.
+    pub(crate) fn write_constants(&self, backend: &mut impl Backend) {
+        let model = &self.statics.model;
+        if let Positions::Rotary(rotary) = model.positions {
+            backend.write(self.statics.rotations, &rotary.table(model.head_dim, model.sequence));
+        }
+    }
+
     /// Reads this rank's part of every tensor. Padding stays zero.
     pub(crate) fn load(
         &self,
@@ -77,7 +85,7 @@ impl Shards<'_> {
         for index in self.statics.held().filter(|&index| !self.statics.is_copy(index)) {
             let parameter = &self.statics.parameters[index];
             let place = self.statics.place_in(parameter.block, self.tp_rank);
-            if place > 0 && parameter.shard == Shard::Whole {
+            if place > 0 && parameter.is_whole(self.statics.degree(parameter.block)) {
                 continue;
             }
             for kind in Kind::ALL {
@@ -104,7 +112,7 @@ impl Shards<'_> {
     pub(crate) fn digests(&self, backend: &mut impl Backend) -> Vec<([u32; 2], u64)> {
         let digest = |index: usize| {
             let parameter = &self.statics.parameters[index];
-            let whole = parameter.shard == Shard::Whole;
+            let whole = parameter.is_whole(self.statics.degree(parameter.block));
             let place = if whole { 0 } else { self.statics.place_in(parameter.block, self.tp_rank) };
             let mut values = self.room(parameter);
             backend.read(self.statics.placed(index).weight, &mut values);
