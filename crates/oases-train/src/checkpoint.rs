@@ -16,6 +16,7 @@ mod write;
 pub use folder::{Checkpoints, Latest};
 pub use metadata::{Description, Metadata};
 pub use read::Checkpoint;
+pub(crate) use read::read_header;
 pub use write::Draft;
 
 /// A full tensor by name and shape.

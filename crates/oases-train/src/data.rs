@@ -3,6 +3,10 @@
 //! A sample is a number. Which text it holds depends on the seed and the number alone, never on the layout, so a
 //! run resumes from the number of samples seen, and each data-parallel rank computes its own share.
 
+mod documents;
+pub mod indexed;
+pub mod tokenize;
+pub mod tokenizer;
 mod tokens;
 mod train;
 mod validation;

@@ -18,13 +18,11 @@ impl Digest {
     }
 
     /// The same with a text.
-    #[cfg(any(feature = "mpi", test))]
     pub(crate) fn text(self, text: &str) -> Digest {
         self.bytes(text.as_bytes())
     }
 
     /// The same with some bytes, which it matters how many there are.
-    #[cfg(any(feature = "mpi", test))]
     pub(crate) fn bytes(self, bytes: &[u8]) -> Digest {
         let words =
             bytes.chunks(4).map(|bytes| bytes.iter().fold(1, |word: u32, byte| word << 8 | u32::from(*byte)));

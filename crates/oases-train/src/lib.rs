@@ -10,6 +10,7 @@ pub mod data;
 mod digest;
 mod error;
 mod event;
+pub mod exchange;
 mod generate;
 mod job;
 mod launch;

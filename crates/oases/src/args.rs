@@ -9,8 +9,8 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgGroup, Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
 use self::examples::{
-    BENCH_EXAMPLES, EXPLAIN_EXAMPLES, GENERATE_EXAMPLES, PLAN_EXAMPLES, PROFILE_EXAMPLES, REPRODUCE_EXAMPLES,
-    SIMULATE_EXAMPLES, TRAIN_EXAMPLES,
+    BENCH_EXAMPLES, EXPLAIN_EXAMPLES, EXPORT_EXAMPLES, GENERATE_EXAMPLES, IMPORT_EXAMPLES, PLAN_EXAMPLES,
+    PROFILE_EXAMPLES, REPRODUCE_EXAMPLES, SIMULATE_EXAMPLES, TRAIN_EXAMPLES,
 };
 use crate::config::{Override, keys};
 use crate::error::UserError;
@@ -45,6 +45,10 @@ pub enum Command {
     Bench(BenchArgs),
     /// Continue a text with a trained model.
     Generate(GenerateArgs),
+    /// Make a run folder out of a model that transformers has saved.
+    Import(ImportArgs),
+    /// Write a run's model as transformers reads it.
+    Export(ExportArgs),
     /// Predict the experiments of the Oases paper, and print them beside its figures.
     Reproduce(ReproduceArgs),
     /// Show what this machine has, in a form to paste into a report.
@@ -298,6 +302,53 @@ pub struct GenerateArgs {
     /// The seed of the choices.
     #[arg(long, value_name = "S", default_value_t = 0)]
     pub seed: u64,
+}
+
+/// `oases import`
+#[derive(Args, Debug)]
+#[command(after_help = IMPORT_EXAMPLES)]
+pub struct ImportArgs {
+    /// A folder with config.json and model.safetensors, or with an index and the files that it names.
+    #[arg(value_name = "DIR")]
+    pub folder: PathBuf,
+    /// The run folder to make; it must not exist.
+    #[arg(short, long, value_name = "RUN")]
+    pub output: PathBuf,
+    /// The form of the report.
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    pub format: Format,
+}
+
+/// `oases export`
+#[derive(Args, Debug)]
+#[command(after_help = EXPORT_EXAMPLES)]
+pub struct ExportArgs {
+    /// The folder of a run, or of an import.
+    #[arg(value_name = "RUN")]
+    pub run: PathBuf,
+    /// The folder to make; it must not exist.
+    #[arg(value_name = "DIR")]
+    pub folder: PathBuf,
+    /// The type of the weights; that of the import, or f32, where it is left out.
+    #[arg(long, value_enum)]
+    pub dtype: Option<WeightType>,
+    /// Bytes of a file, in GB, beyond which another one is begun.
+    #[arg(long, value_name = "GB", default_value_t = 5.0)]
+    pub shard_size: f64,
+    /// The form of the report.
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    pub format: Format,
+}
+
+/// A type of weights in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum WeightType {
+    /// 32 bits.
+    F32,
+    /// 16 bits with the range of 32.
+    Bf16,
+    /// 16 bits.
+    F16,
 }
 
 /// `oases reproduce`

@@ -162,7 +162,7 @@ impl Checkpoint {
 }
 
 /// The checked header, and where the data begins.
-fn read_header(file: &File, path: &Path) -> Result<(Header, u64)> {
+pub(crate) fn read_header(file: &File, path: &Path) -> Result<(Header, u64)> {
     let failed = |source| Error::input_output(ACTION, path, source);
     let about = file.metadata().map_err(failed)?;
     if !about.is_file() {

@@ -162,6 +162,8 @@ mod tests {
             data.fill(super::super::share(40..52, index, 3).unwrap(), &mut part);
             joined.inputs.extend(&part.inputs);
             joined.targets.extend(&part.targets);
+            joined.types.extend(&part.types);
+            joined.lengths.extend(&part.lengths);
         }
         assert_eq!(whole, joined);
     }

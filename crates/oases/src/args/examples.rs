@@ -7,6 +7,18 @@ Examples:
   oases train configs/quickstart.toml --set link.bandwidth='1 Gbit/s'
   oases train configs/quickstart.toml --resume";
 
+pub(super) const IMPORT_EXAMPLES: &str = "\
+Examples:
+  oases import ~/models/Qwen2.5-0.5B -o runs/qwen
+  oases generate runs/qwen --prompt 'Call me'
+  oases train runs/qwen/config.toml --set data.text=my.txt --set train.steps=1000 --set train.batch=16 \\
+      --set train.learning_rate=1e-5 --set run.dir=runs/qwen-mine";
+
+pub(super) const EXPORT_EXAMPLES: &str = "\
+Examples:
+  oases export runs/qwen-mine ~/models/qwen-mine
+  oases export runs/qwen-mine ~/models/qwen-mine --dtype bf16";
+
 pub(super) const EXPLAIN_EXAMPLES: &str = "\
 Examples:
   oases explain configs/quickstart.toml

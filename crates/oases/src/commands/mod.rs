@@ -1,6 +1,7 @@
 //! One module for each command: what it checks, what it does, what it prints.
 
 mod bench;
+mod exchange;
 mod explain;
 mod generate;
 mod machine_files;
@@ -11,6 +12,7 @@ mod plan_run;
 mod profile;
 mod recipes;
 mod reproduce;
+mod run_folder;
 mod shell;
 mod simulate;
 mod sources;
@@ -37,6 +39,8 @@ pub fn run(command: &Command, environment: &Environment, terminal: &Terminal) ->
         Command::Plan(args) => plan::run(args, environment, terminal),
         Command::Bench(args) => bench::run(args, environment, terminal),
         Command::Generate(args) => generate::run(args, environment, terminal),
+        Command::Import(args) => exchange::import(args),
+        Command::Export(args) => exchange::export(args, environment, terminal),
         Command::Reproduce(args) => reproduce::run(args),
         Command::Doctor => terminal::print(&doctor::report(environment)),
         Command::Completions { shell } => shell::completions(*shell),

@@ -40,6 +40,8 @@ pub enum Origin {
     Line(usize),
     /// By `--set`.
     Set,
+    /// It follows from the family or the preset of the model.
+    Family,
 }
 
 /// A value and where it was given.
@@ -126,7 +128,8 @@ impl Document {
     /// Where a problem with this key is to be mended: its own place, or its section's, or the file.
     pub fn place(&self, key: &str) -> Place<'_> {
         let section = key.split_once('.').map_or(key, |(section, _)| section);
-        let origin = self.entries.get(key).map(|entry| entry.origin);
+        let given = self.entries.get(key).map(|entry| entry.origin);
+        let origin = given.filter(|origin| *origin != Origin::Family);
         let origin = origin.or_else(|| self.sections.get(section).map(|line| Origin::Line(*line)));
         Place { name: &self.name, origin }
     }
@@ -144,7 +147,7 @@ impl fmt::Display for Place<'_> {
         match self.origin {
             Some(Origin::Line(line)) => write!(f, "{}:{line}", self.name),
             Some(Origin::Set) => write!(f, "--set"),
-            None => write!(f, "{}", self.name),
+            Some(Origin::Family) | None => write!(f, "{}", self.name),
         }
     }
 }

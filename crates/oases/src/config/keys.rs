@@ -5,6 +5,8 @@
 
 use std::ops::Bound::{self, Excluded, Included, Unbounded};
 
+use oases_schedule::{Activation, Biases, HeadKind, NormKind, NormPlacement};
+
 /// One key.
 #[derive(Clone, Copy, Debug)]
 pub struct Key {
@@ -64,8 +66,14 @@ pub enum WhenLeftOut {
     Derived(&'static str),
 }
 
-/// Model families.
-pub const FAMILIES: &[&str] = &["gpt"];
+/// Model families: each gives other keys of `[model]` their defaults, see [`super::families`].
+pub const FAMILIES: &[&str] = &["gpt", "llama", "mistral", "qwen2", "qwen3", "bert"];
+
+/// How positions can enter a model.
+pub const POSITIONS: &[&str] = &["learned", "rotary"];
+
+/// Which keys a query can see.
+pub const ATTENTION: &[&str] = &["causal", "bidirectional"];
 
 /// Schedules that can be asked for.
 pub const SCHEDULES: &[&str] = &[
@@ -124,17 +132,34 @@ use WhenLeftOut::{Derived, Required, Value};
 /// All keys, in the order in which a resolved configuration lists them.
 #[rustfmt::skip] // One key a line, in columns.
 pub const KEYS: &[Key] = &[
-    key("model.family", Word(FAMILIES), Value("\"gpt\""), "\"gpt\"", "the kind of transformer"),
+    key("model.family", Word(FAMILIES), Value("\"gpt\""), "\"llama\"", "the kind of transformer; it decides the defaults of `norm` to `head`, `tied` and `norm_epsilon`"),
+    key("model.preset", Text, Derived("none"), "\"gpt2\"", "a known model, whose sizes are the defaults of all other keys"),
     key("model.layers", Integer(1, 1 << 16), Required, "4", "the number of layers, each an attention and an MLP block"),
     key("model.hidden", Integer(1, MAX_SIZE), Required, "192", "the width of the residual stream"),
     key("model.heads", Integer(1, 1 << 16), Required, "6", "the number of attention heads; it divides `model.hidden`"),
-    key("model.ffn", Integer(1, MAX_SIZE), Derived("4 × `model.hidden`"), "768", "the width inside an MLP block"),
+    key("model.kv_heads", Integer(1, 1 << 16), Derived("`model.heads`"), "2", "the number of key and value heads, each shared by as many query heads"),
+    key("model.head_dim", Integer(1, 1 << 20), Derived("`model.hidden` / `model.heads`"), "128", "the width of an attention head"),
+    key("model.ffn", Integer(1, MAX_SIZE), Derived("4 × `model.hidden`, with a gate 8/3 of it"), "768", "the width inside an MLP block"),
     key("model.sequence", Integer(1, MAX_SIZE), Required, "128", "the number of tokens in a sequence"),
-    key("model.vocabulary", Integer(256, MAX_SIZE), Value("256"), "256", "the number of tokens; text is read as bytes, which need 256"),
+    key("model.vocabulary", Integer(2, MAX_SIZE), Value("256"), "256", "the number of tokens; text that is read as bytes needs 256"),
     key("model.dropout", BELOW_ONE, Value("0.0"), "0.1", "the share of activations dropped in training"),
     key("model.tied", Flag, Value("true"), "true", "whether the head uses the embedding's weights"),
+    key("model.norm", Word(NormKind::WORDS), Value("\"layer_norm\""), "\"rms_norm\"", "the kind of normalisation"),
+    key("model.placement", Word(NormPlacement::WORDS), Value("\"pre\""), "\"pre\"", "where it stands: off the residual path, before a block, or on it, behind a block"),
     key("model.norm_epsilon", EPSILON, Value("1e-5"), "1e-5", "added to the variance in a normalisation"),
+    key("model.positions", Word(POSITIONS), Value("\"learned\""), "\"rotary\"", "how positions enter: a table that is added to the embedding, or a rotation of queries and keys"),
+    key("model.max_positions", Integer(1, MAX_SIZE), Derived("`model.sequence`"), "1024", "the rows of that table"),
+    key("model.rope_theta", POSITIVE, Value("10000.0"), "10000.0", "the base of the rotation's frequencies"),
+    key("model.rope_scaling", Text, Value("\"none\""), "\"llama3 factor=8 low=1 high=4 original=8192\"", "how they are stretched: none, linear, dynamic, llama3 or yarn, with what these need"),
+    key("model.activation", Word(Activation::WORDS), Value("\"gelu\""), "\"swiglu\"", "the non-linearity of the perceptron: GELU in its tanh form, by the error function, or SiLU with a gate"),
+    key("model.biases", Word(Biases::WORDS), Value("\"all\""), "\"qkv\"", "which projections have biases"),
+    key("model.head_norm", Flag, Value("false"), "false", "whether queries and keys are normalised head by head"),
+    key("model.attention", Word(ATTENTION), Value("\"causal\""), "\"causal\"", "which keys a query sees: those up to its own, or all"),
+    key("model.window", Integer(0, MAX_SIZE), Value("0"), "4096", "how many of those up to its own, the last ones; 0 for all"),
+    key("model.token_types", Integer(0, 1 << 16), Value("0"), "2", "the rows of a table of token types that is added to the embedding"),
+    key("model.head", Word(HeadKind::WORDS), Value("\"plain\""), "\"plain\"", "what stands before the logits: nothing, or the transform of masked language models"),
     key("data.text", Paths, Required, "[\"data/moby_dick.txt\"]", "the text files to train on; relative paths start at the current directory"),
+    key("data.tokenizer", Text, Derived("none: the tokens are bytes"), "\"tokenizer.json\"", "the tokenizer of the text, a tokenizer.json"),
     key("data.validation", SHARE_OF_TEXT, Value("0.05"), "0.05", "the share of the text kept for validation"),
     key("parallel.data", Integer(1, MAX_DATA), Value("1"), "2", "the number of replicas of the model, each of which computes on its share of every micro-batch (data parallelism)"),
     key("parallel.pipeline", Integer(1, MAX_PIPELINE), Value("1"), "2", "the number of stages that the blocks are dealt out to (pipeline parallelism)"),
@@ -166,6 +191,7 @@ pub const KEYS: &[Key] = &[
     key("train.eval_every", Integer(1, MAX_COUNT), Value("100"), "100", "after how many steps the validation loss is taken; it always is after the last"),
     key("train.checkpoint_every", Integer(1, MAX_COUNT), Derived("`train.eval_every`"), "100", "after how many steps a checkpoint is written; one always is after the last"),
     key("train.keep_checkpoints", Integer(1, MAX_SIZE), Value("2"), "2", "how many of the newest checkpoints are kept"),
+    key("train.init_from", Text, Derived("none: weights are drawn"), "\"runs/imported\"", "the folder of an import, or of a run, whose weights training begins with"),
     key("bench.schedules", Accepts::Texts, Value(BENCH_SCHEDULES), "[\"megatron\", \"oases keep=all\"]", "the schedules that `oases bench` compares, each with what differs from [schedule] and in the degrees of [parallel]; there, runs of blocks are joined by +, as in `oases degrees=2*3+1*4+2*3`"),
     key("bench.ratios", Accepts::Numbers(Included(1e-3), Included(1e3)), Value("[0.5, 1.0, 1.5, 2.0, 3.0]"), "[1.0, 2.0]", "the links that it compares them on, as ratios of an all-reduce's time to a block's forward"),
     key("bench.links", Accepts::Bandwidths, Value("[]"), "[\"1 Gbit/s\"]", "links that it compares them on as well, by their speed"),
@@ -349,7 +375,6 @@ mod tests {
         assert_eq!(words("train.weight_decay"), "a number of at least 0");
         assert_eq!(words("train.seed"), "a whole number of at least 0");
         assert_eq!(words("schedule.sub_batches"), "a whole number from 1 to 4");
-        assert_eq!(words("model.family"), "\"gpt\"");
         assert_eq!(words("schedule.cut"), "one of \"rows\", \"columns\"");
     }
 }

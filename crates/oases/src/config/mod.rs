@@ -1,11 +1,13 @@
 //! From what the user typed to what will be done: a TOML file and `--set` overrides become a [`RunConfig`].
 //!
-//! `document` keeps what was typed and where, `keys` is the table of all keys, `reader` takes typed values out of the
+//! `document` keeps what was typed and where, `families` adds what a family of models decides, `keys` is the table of all keys, `reader` takes typed values out of the
 //! document, `rules` relates them, `resolved` is the outcome, `changes` compares two. Nothing here opens any file but the configuration.
 
 mod changes;
 mod document;
+mod families;
 pub mod keys;
+mod model;
 mod parallel;
 mod reader;
 mod resolved;
@@ -16,10 +18,11 @@ mod units;
 
 use std::fs::File;
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 pub use changes::changes;
 pub use document::Override;
+pub use model::ModelConfig;
 pub use resolved::RunConfig;
 pub use units::{Bandwidth, UnitError};
 
@@ -32,6 +35,13 @@ const MAX_BYTES: u64 = 1 << 20;
 
 /// Reads a configuration file, applies the overrides, fills in the defaults and checks all rules.
 pub fn load(path: &Path, overrides: &[Override], environment: &Environment) -> Result<RunConfig, UserError> {
+    let (name, text) = open(path, environment)?;
+    let stem = path.file_stem().map_or("run".into(), |stem| stem.to_string_lossy());
+    resolve(&name, &text, overrides, &stem)
+}
+
+/// The name and the text of a configuration file.
+fn open(path: &Path, environment: &Environment) -> Result<(String, String), UserError> {
     let name = path.display().to_string();
     let text = read(path).map_err(|problem| {
         let hint = if path.is_absolute() {
@@ -41,14 +51,37 @@ pub fn load(path: &Path, overrides: &[Override], environment: &Environment) -> R
         };
         UserError::new(format!("cannot read the configuration {name}: {problem}"), hint)
     })?;
-    let stem = path.file_stem().map_or("run".into(), |stem| stem.to_string_lossy());
-    resolve(&name, &text, overrides, &stem)
+    Ok((name, text))
+}
+
+/// What a folder's configuration says of its model. The rest of it need not be there: an import has none.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FolderModel {
+    /// `[model]`
+    pub model: ModelConfig,
+    /// What the weights began as.
+    pub init_from: Option<PathBuf>,
+}
+
+/// Reads of a configuration file what it says of the model.
+pub fn load_model(path: &Path, environment: &Environment) -> Result<FolderModel, UserError> {
+    let (name, text) = open(path, environment)?;
+    let mut document = Document::parse(&name, &text)?;
+    families::fill_in(&mut document)?;
+    let mut reader = reader::Reader::new(&document);
+    let folder =
+        FolderModel { model: ModelConfig::read(&mut reader), init_from: reader.path("train.init_from") };
+    match UserError::all(reader.finish().0) {
+        Some(error) => Err(error),
+        None => Ok(folder),
+    }
 }
 
 /// The same for a text in memory, which messages call `name`.
 fn resolve(name: &str, text: &str, overrides: &[Override], stem: &str) -> Result<RunConfig, UserError> {
     let mut document = Document::parse(name, text)?;
     document.apply(overrides);
+    families::fill_in(&mut document)?;
     RunConfig::resolve(&document, stem)
 }
 

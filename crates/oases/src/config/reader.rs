@@ -80,6 +80,16 @@ impl<'a> Reader<'a> {
         value.as_bool().unwrap_or_else(|| self.refuse(key, &value, false))
     }
 
+    /// Text, which only rules can read.
+    pub fn text(&mut self, path: &'static str) -> String {
+        let key = known(path);
+        match self.given(key) {
+            Some(toml::Value::String(text)) if !text.is_empty() => single_spaced(&text),
+            Some(value) => self.refuse(key, &value, String::new()),
+            None => String::new(),
+        }
+    }
+
     /// One of a fixed set of words.
     pub fn word(&mut self, path: &'static str) -> String {
         let key = known(path);
@@ -130,6 +140,11 @@ impl<'a> Reader<'a> {
             Some(value) => self.refuse(key, &value, String::new()),
             None => String::new(),
         }
+    }
+
+    /// A path, if one was given.
+    pub fn path(&mut self, path: &'static str) -> Option<PathBuf> {
+        self.document.entries.contains_key(path).then(|| self.path_or(path, PathBuf::new()))
     }
 
     /// A path, or the derived one where it is left out.
@@ -319,7 +334,7 @@ fn unknown_keys(document: &Document) -> Vec<UserError> {
         .map(|(path, message, hint)| {
             let line = match document.entries.get(path).map(|entry| entry.origin) {
                 Some(super::document::Origin::Line(line)) => line,
-                Some(super::document::Origin::Set) => usize::MAX,
+                Some(super::document::Origin::Set | super::document::Origin::Family) => usize::MAX,
                 None => document.sections.get(path).copied().unwrap_or(usize::MAX),
             };
             (line, UserError::new(format!("{}: {message}", document.place(path)), hint))

@@ -6,6 +6,7 @@ use std::time::Duration;
 use oases_schedule::{Keeps, Layout, Model, Stages};
 
 use super::document::Document;
+use super::model::ModelConfig;
 use super::parallel::ParallelConfig;
 use super::reader::Reader;
 use super::rules;
@@ -31,31 +32,6 @@ pub struct RunConfig {
     pub bench: BenchConfig,
     /// `[run]`
     pub run: FolderConfig,
-}
-
-/// The model.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ModelConfig {
-    /// The kind of transformer, one of [`super::keys::FAMILIES`].
-    pub family: String,
-    /// Layers, each an attention and an MLP block.
-    pub layers: usize,
-    /// Width of the residual stream.
-    pub hidden: usize,
-    /// Attention heads; they divide `hidden`.
-    pub heads: usize,
-    /// Width inside an MLP block.
-    pub ffn: usize,
-    /// Tokens in a sequence.
-    pub sequence: usize,
-    /// Tokens that exist.
-    pub vocabulary: usize,
-    /// Share of activations dropped in training, from 0 to below 1, in 32 bits too.
-    pub dropout: f64,
-    /// Whether the head uses the embedding's weights.
-    pub tied: bool,
-    /// Added to the variance in a normalisation.
-    pub norm_epsilon: f64,
 }
 
 /// The data.
@@ -165,14 +141,7 @@ impl RunConfig {
 
     /// The model.
     pub fn model(&self) -> Model {
-        let model = &self.model;
-        Model {
-            ffn: model.ffn,
-            dropout: model.dropout as f32,
-            tied: model.tied,
-            norm_epsilon: model.norm_epsilon as f32,
-            ..Model::gpt(model.layers as u32, model.hidden, model.heads, model.sequence, model.vocabulary)
-        }
+        self.model.model()
     }
 
     /// The pipeline stages.
@@ -241,17 +210,7 @@ impl RunConfig {
     pub fn to_toml(&self) -> String {
         let RunConfig { model, data, parallel, schedule, link, train, bench: _, run } = self;
         let mut out = Writer::default();
-        out.section("model");
-        out.put("family", model.family.as_str());
-        out.put("layers", integer(model.layers));
-        out.put("hidden", integer(model.hidden));
-        out.put("heads", integer(model.heads));
-        out.put("ffn", integer(model.ffn));
-        out.put("sequence", integer(model.sequence));
-        out.put("vocabulary", integer(model.vocabulary));
-        out.put("dropout", model.dropout);
-        out.put("tied", model.tied);
-        out.put("norm_epsilon", model.norm_epsilon);
+        model.write(&mut out);
         out.section("data");
         out.put("text", data.text.iter().map(|path| path_text(path)).collect::<Vec<_>>());
         out.put("validation", data.validation);
@@ -299,25 +258,6 @@ impl RunConfig {
     }
 }
 
-impl ModelConfig {
-    fn read(reader: &mut Reader<'_>) -> ModelConfig {
-        let (family, layers) = (reader.word("model.family"), reader.size("model.layers"));
-        let hidden = reader.size("model.hidden");
-        ModelConfig {
-            family,
-            layers,
-            hidden,
-            heads: reader.size("model.heads"),
-            ffn: reader.integer_or("model.ffn", 4 * hidden as u64, "model.hidden") as usize,
-            sequence: reader.size("model.sequence"),
-            vocabulary: reader.size("model.vocabulary"),
-            dropout: reader.number("model.dropout"),
-            tied: reader.flag("model.tied"),
-            norm_epsilon: reader.number("model.norm_epsilon"),
-        }
-    }
-}
-
 impl TrainConfig {
     fn read(reader: &mut Reader<'_>) -> TrainConfig {
         let steps = reader.integer("train.steps");
@@ -343,24 +283,24 @@ impl TrainConfig {
 
 /// Writes sections and keys, one a line.
 #[derive(Default)]
-struct Writer {
-    text: String,
+pub(super) struct Writer {
+    pub(super) text: String,
 }
 
 impl Writer {
-    fn section(&mut self, name: &str) {
+    pub(super) fn section(&mut self, name: &str) {
         let gap = if self.text.is_empty() { "" } else { "\n" };
         self.text.push_str(&format!("{gap}[{name}]\n"));
     }
 
-    fn put(&mut self, name: &str, value: impl Into<toml::Value>) {
+    pub(super) fn put(&mut self, name: &str, value: impl Into<toml::Value>) {
         let value: toml::Value = value.into();
         self.text.push_str(&format!("{name} = {value}\n"));
     }
 }
 
 /// All whole numbers of a configuration are at most `i64::MAX`, see [`super::keys`].
-fn integer(value: impl TryInto<i64>) -> i64 {
+pub(super) fn integer(value: impl TryInto<i64>) -> i64 {
     value.try_into().unwrap_or(i64::MAX)
 }
 

@@ -1,6 +1,6 @@
 //! The rules between keys. Each broken one says which values would do.
 //!
-//! 1. `model.heads` divides `model.hidden`.
+//! 1. `model.heads` divides `model.hidden`, where no other width of a head is given.
 //! 2. Every TMP degree divides `model.heads` and `model.ffn`: every rank gets whole heads and whole columns.
 //! 3. `schedule.micro_batches` divides `train.batch`.
 //! 4. A micro-batch has at least one sequence for each of its sub-batches, on every replica of a block.
@@ -20,6 +20,9 @@
 //! 18. `parallel.stages` can be read: blocks of the chain in its order, the embedding first, one for each piece.
 //! 19. With several pieces on each stage, the stages divide the micro-batches, which go round in groups of as many.
 //! 20. Neighbours on different stages have the same TMP degree.
+//! 21. `model.kv_heads` divides `model.heads`.
+//! 22. `model.rope_scaling` can be read, and the width of a rotated head is even.
+//! 23. There are at least as many learned positions as tokens in a sequence.
 
 mod degrees;
 mod stages;
@@ -43,6 +46,9 @@ pub struct BrokenRule {
 pub fn broken_rules(config: &RunConfig) -> Vec<BrokenRule> {
     [
         heads(config),
+        key_heads(config),
+        rotation(config),
+        positions(config),
         degrees::unreadable(config),
         degrees::of_the_model(config),
         degrees::of_the_group(config),
@@ -70,13 +76,59 @@ pub fn broken_rules(config: &RunConfig) -> Vec<BrokenRule> {
 
 fn heads(config: &RunConfig) -> Option<BrokenRule> {
     let (heads, hidden) = (config.model.heads, config.model.hidden);
-    if divides(heads, hidden) {
+    // A width that was given is meant as it is.
+    if divides(heads, hidden) || config.model.head_dim != hidden / heads.max(1) {
         return None;
     }
     Some(BrokenRule {
         keys: vec!["model.heads", "model.hidden"],
         message: format!("`model.heads` = {heads} does not divide `model.hidden` = {hidden}"),
         hint: format!("heads that do: {}", near(&divisors(hidden), heads)),
+    })
+}
+
+fn key_heads(config: &RunConfig) -> Option<BrokenRule> {
+    let (heads, kv_heads) = (config.model.heads, config.model.kv_heads);
+    if divides(kv_heads, heads) {
+        return None;
+    }
+    Some(BrokenRule {
+        keys: vec!["model.kv_heads", "model.heads"],
+        message: format!("`model.kv_heads` = {kv_heads} does not divide `model.heads` = {heads}"),
+        hint: format!("key and value heads that do: {}", near(&divisors(heads), kv_heads)),
+    })
+}
+
+fn rotation(config: &RunConfig) -> Option<BrokenRule> {
+    let model = &config.model;
+    if let Err(problem) = model.scaling() {
+        return Some(BrokenRule {
+            keys: vec!["model.rope_scaling"],
+            message: format!("`model.rope_scaling` = \"{}\": {problem}", model.rope_scaling),
+            hint: "for example \"linear factor=4\" or \"llama3 factor=8 low=1 high=4 original=8192\""
+                .to_owned(),
+        });
+    }
+    if model.positions != "rotary" || model.head_dim.is_multiple_of(2) {
+        return None;
+    }
+    let width = model.head_dim;
+    Some(BrokenRule {
+        keys: vec!["model.head_dim", "model.hidden", "model.heads", "model.positions"],
+        message: format!("heads are {width} wide, which is odd, and rotary positions turn pairs"),
+        hint: format!("`model.head_dim` = {} or {}", width - 1, width + 1),
+    })
+}
+
+fn positions(config: &RunConfig) -> Option<BrokenRule> {
+    let (sequence, rows) = (config.model.sequence, config.model.max_positions);
+    if config.model.positions != "learned" || rows >= sequence {
+        return None;
+    }
+    Some(BrokenRule {
+        keys: vec!["model.sequence", "model.max_positions"],
+        message: format!("`model.sequence` = {sequence} is more than `model.max_positions` = {rows}"),
+        hint: format!("sequences of at most {rows} tokens; a table of positions has no more"),
     })
 }
 

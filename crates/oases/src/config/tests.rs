@@ -56,7 +56,8 @@ fn every_key_of_a_run_is_saved() {
     for (section, keys) in &saved {
         paths.extend(keys.as_table().unwrap().keys().map(|key| format!("{section}.{key}")));
     }
-    let of_run = keys::KEYS.iter().filter(|key| key.section() != "bench");
+    // A preset is saved as what it says.
+    let of_run = keys::KEYS.iter().filter(|key| key.section() != "bench" && key.path != "model.preset");
     let mut known: Vec<&str> = of_run.map(|key| key.path).collect();
     paths.sort();
     known.sort();
@@ -356,4 +357,28 @@ fn any_text_is_an_error_or_a_configuration_but_no_panic() {
     let _ = resolve_with(&format!("a = {}", "[".repeat(100_000)), &[]);
     let _ = resolve_with(&format!("a{} = 1", ".a".repeat(50_000)), &[]);
     assert!(format!("a.b={}", "[".repeat(100_000)).parse::<Override>().is_ok());
+}
+
+#[test]
+fn a_family_decides_what_was_not_given() {
+    let text = SLOW_LINK.replace("family = \"gpt\"\n", "family = \"llama\"\nnorm_epsilon = 1e-6\n");
+    let config = resolve_with(&text, &[]).unwrap();
+    let llama = oases_schedule::Model { norm_epsilon: 1e-6, ..config.model() };
+    assert_eq!(config.model(), llama);
+    let [hidden, layers] = [config.model.hidden, config.model.layers];
+    let (heads, sequence, vocabulary) = (config.model.heads, config.model.sequence, config.model.vocabulary);
+    let expected = oases_schedule::Model::llama(layers as u32, hidden, heads, sequence, vocabulary);
+    assert_eq!(
+        oases_schedule::Model {
+            ffn: config.model.ffn,
+            norm_epsilon: 1e-6,
+            dropout: llama.dropout,
+            ..expected
+        },
+        config.model()
+    );
+    let error = resolve_with(&text, &["model.family=gtp"]).unwrap_err();
+    assert!(format!("{error:?}").contains("did you mean"), "{error:?}");
+    let error = resolve_with(&text, &["model.preset=gpt3"]).unwrap_err();
+    assert!(format!("{error:?}").contains("known are gpt-1024x24"), "{error:?}");
 }

@@ -38,7 +38,7 @@ pub(super) fn unreadable(config: &RunConfig) -> Option<BrokenRule> {
 pub(super) fn of_the_model(config: &RunConfig) -> Option<BrokenRule> {
     let (heads, ffn) = (config.model.heads, config.model.ffn);
     // Degrees that fit heads which do not fit the model would mislead; rule 1 has told about those.
-    if !divides(heads, config.model.hidden) {
+    if super::heads(config).is_some() {
         return None;
     }
     let fits = |degree: usize| divides(degree, heads) && divides(degree, ffn);
