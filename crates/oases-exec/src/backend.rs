@@ -42,6 +42,9 @@ pub trait Backend {
     /// Waits for the device and copies values out.
     fn read(&mut self, span: Span, values: &mut [f32]);
 
+    /// Fills with zeros.
+    fn clear(&mut self, span: Span);
+
     /// Copies a span to another one of the same size.
     fn copy(&mut self, from: Span, to: Span);
 

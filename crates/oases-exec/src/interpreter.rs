@@ -101,6 +101,7 @@ pub struct Interpreter {
     timings: Vec<Timing>,
     progress: Progress,
     panic_at: Option<usize>,
+    frozen: Vec<usize>,
 }
 
 impl Interpreter {
@@ -113,6 +114,7 @@ impl Interpreter {
             timings: Vec::new(),
             progress: Progress::default(),
             panic_at: None,
+            frozen: Vec::new(),
         }
     }
 
@@ -129,6 +131,11 @@ impl Interpreter {
     /// Times of the instructions of the last run.
     pub fn timings(&self) -> &[Timing] {
         &self.timings
+    }
+
+    /// Leaves these parameters as they are from here on: they have no gradient, so they count for nothing in the norm either.
+    pub fn freeze(&mut self, parameters: &[usize]) {
+        self.frozen = parameters.to_vec();
     }
 
     /// Makes the next run panic at an instruction, to test what becomes of the other ranks.
@@ -152,8 +159,16 @@ impl Interpreter {
             self.progress.set(at);
             assert!(self.panic_at != Some(index), "a panic was asked for");
             let start_ns = self.now_ns();
-            let mut step =
-                Step { program, statics, backend, communicator, inputs, tp_rank: self.tp_rank, index };
+            let mut step = Step {
+                program,
+                statics,
+                backend,
+                communicator,
+                inputs,
+                tp_rank: self.tp_rank,
+                index,
+                frozen: &self.frozen,
+            };
             step.execute(instruction, &mut self.in_flight)
                 .map_err(|source| Interrupted { at, source: Box::new(source) })?;
             self.timings.push(Timing { start_ns, end_ns: self.now_ns() });
@@ -175,6 +190,7 @@ struct Step<'a, B, C> {
     inputs: &'a StepInputs,
     tp_rank: u32,
     index: usize,
+    frozen: &'a [usize],
 }
 
 impl<B: Backend, C: Communicator<B::Region>> Step<'_, B, C> {
@@ -246,6 +262,10 @@ impl<B: Backend, C: Communicator<B::Region>> Step<'_, B, C> {
 
     /// What several ranks hold counts on one of them, so that the sum over ranks is the norm of the full gradient.
     fn norm(&mut self) {
+        let held = self.frozen.iter().filter(|&&index| self.statics.held().any(|held| held == index));
+        for &index in held {
+            self.backend.clear(self.statics.placed(index).gradient);
+        }
         self.backend.square_norm(self.statics.counted_gradients(self.tp_rank), self.statics.norm);
     }
 
@@ -254,7 +274,7 @@ impl<B: Backend, C: Communicator<B::Region>> Step<'_, B, C> {
         let hyper = self.inputs.update.as_ref().expect("a training step has an optimizer");
         for index in self.statics.held() {
             let updated = self.statics.updated(index, self.tp_rank);
-            if updated.elements.is_empty() {
+            if updated.elements.is_empty() || self.frozen.contains(&index) {
                 continue;
             }
             let state = ParameterState {

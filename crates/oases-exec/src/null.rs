@@ -92,6 +92,8 @@ impl<F: FnMut(usize) -> Duration> Backend for NullBackend<F> {
 
     fn embed_backward(&mut self, _: Span, _: Span, _: VocabularyShard, _: usize, _: Span, _: Accumulate) {}
 
+    fn clear(&mut self, _: Span) {}
+
     fn copy(&mut self, _: Span, _: Span) {}
 
     fn columns_to_rows(&mut self, _: Span, _: Span, _: usize, _: u8) {}

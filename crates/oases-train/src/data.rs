@@ -3,8 +3,10 @@
 //! A sample is a number. Which text it holds depends on the seed and the number alone, never on the layout, so a
 //! run resumes from the number of samples seen, and each data-parallel rank computes its own share.
 
+mod blend;
 mod documents;
 pub mod indexed;
+pub mod masking;
 pub mod tokenize;
 pub mod tokenizer;
 mod tokens;
@@ -13,6 +15,7 @@ mod validation;
 
 use std::ops::Range;
 
+pub use blend::Blend;
 use oases_exec::Backend;
 use oases_schedule::{Span, Statics};
 pub use tokens::Tokens;
@@ -83,10 +86,32 @@ impl Batch {
     }
 
     /// Row `row` becomes the window that starts at token `start` and predicts `targets` tokens.
-    fn set_row(&mut self, row: usize, sequence: usize, tokens: &Tokens, start: u64, targets: usize) {
+    fn set_row(
+        &mut self,
+        row: usize,
+        sequence: usize,
+        tokens: &Tokens,
+        start: u64,
+        targets: usize,
+    ) -> Result<()> {
         let place = row * sequence..row * sequence + targets;
-        tokens.copy_to(start, &mut self.inputs[place.clone()]);
-        tokens.copy_to(start + 1, &mut self.targets[place]);
+        self.lengths[row] = targets as u32;
+        tokens.copy_to(start, &mut self.inputs[place.clone()])?;
+        tokens.copy_to(start + 1, &mut self.targets[place])
+    }
+
+    /// Refuses tokens that the model does not have: data of another tokenizer.
+    pub(crate) fn check(&self, vocabulary: usize) -> Result<()> {
+        let unknown = |token: &&u32| **token as usize >= vocabulary && **token != IGNORE;
+        match self.inputs.iter().chain(&self.targets).find(unknown) {
+            None => Ok(()),
+            Some(token) => Err(Error::data(format!(
+                "the data has the token {token}, and model.vocabulary is {vocabulary}"
+            ))
+            .with_hint(
+                "the data was tokenised for another model; its tokenizer says how many tokens there are",
+            )),
+        }
     }
 }
 
@@ -134,16 +159,21 @@ pub fn split(
     let total = tokens.count();
     let window = sequence as u64 + 1;
     let held_out = held_out(total, validation);
-    let train = total - held_out;
+    // At the beginning of a document where one leaves both parts a window.
+    let cut = tokens.nearest_start(total - held_out)?;
+    let whole = cut >= window && total - cut >= window && validation > 0.0;
+    let train = if whole { cut } else { total - held_out };
+    let held_out = total - train;
     if train < window || (validation > 0.0 && held_out < window) {
         let (part, has) = if train < window { ("training", train) } else { ("validation", held_out) };
         let needed = shortest(validation, window);
+        let unit = if let Tokens::Bytes(_) = tokens { "bytes" } else { "tokens" };
         return Err(Error::data(format!(
             "the text is too short: its {part} part has {has} of the {window} tokens that one window of \
              sequence {sequence} takes"
         ))
         .with_hint(format!(
-            "with data.validation = {validation} the text needs at least {needed} bytes, it has {total}; add \
+            "with data.validation = {validation} the text needs at least {needed} {unit}, it has {total}; add \
              text or lower model.sequence"
         )));
     }

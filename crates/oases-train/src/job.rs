@@ -1,20 +1,25 @@
 //! A run, prepared: everything that is decided before the first rank starts, and shared by all ranks.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use oases_exec::Program;
 use oases_schedule::passes::EVALUATE;
-use oases_schedule::{Bytes, Model, Purpose, Request, Stage, Statics, Workspace};
+use oases_schedule::{Bytes, Mask, Model, Purpose, Request, Stage, Statics, Workspace};
 
+use crate::checkpoint::Checkpoints;
 use crate::checkpoint::{Checkpoint, Description, Kind, Metadata, TensorSpec};
-use crate::data::{self, Tokens, TrainData, ValidationData};
+use crate::data::masking::Masking;
+use crate::data::tokenizer::Tokenizer;
+use crate::data::{self, Blend, Tokens, ValidationData};
 #[cfg(feature = "mpi")]
 use crate::digest::Digest;
 use crate::error::{Error, Result};
 use crate::learning_rate::LearningRate;
-use crate::options::Options;
+use crate::options::{DataOptions, Options};
+use crate::run_dir::RunPaths;
 
 /// What the ranks of one pipeline stage run.
 pub struct StageJob {
@@ -33,9 +38,15 @@ pub struct Job {
     /// What the ranks of each pipeline stage run.
     pub stages: Vec<StageJob>,
     /// Training windows.
-    pub train_data: TrainData,
+    pub train_data: Blend,
     /// Validation windows.
     pub validation_data: ValidationData,
+    /// How tokens are hidden; `None` where the next one is predicted.
+    pub masking: Option<Masking>,
+    /// What the weights begin as; `None` where they are drawn.
+    pub init: Option<Checkpoint>,
+    /// Indices of parameters that stay as they are.
+    pub frozen: Vec<usize>,
     /// Learning rate by step.
     pub learning_rate: LearningRate,
     /// Set from outside to have all ranks write a checkpoint and end after the step at hand.
@@ -98,9 +109,9 @@ impl Job {
     pub fn prepare(options: Options, workspace: Workspace) -> Result<Job> {
         let request = request(&options)?;
         let model = &options.model;
-        let tokens = Tokens::read_bytes(&options.text, model.vocabulary)?;
-        let (train_data, validation_data) =
-            data::split(tokens, options.validation, model.sequence, options.seed)?;
+        let (train_data, validation_data, masking) = read_data(&options)?;
+        let init = options.init_from.as_deref().map(|folder| initial_weights(folder, model)).transpose()?;
+        let frozen = frozen(model, &options.freeze)?;
         let optimizer = &options.optimizer;
         let learning_rate = LearningRate::new(
             optimizer.learning_rate,
@@ -110,7 +121,17 @@ impl Job {
         )?;
         let stage = |index| stage_job(&options, &request, index, workspace);
         let stages = (0..options.stages.count()).map(stage).collect();
-        Ok(Job { stages, train_data, validation_data, learning_rate, options, stop: Arc::default() })
+        Ok(Job {
+            stages,
+            train_data,
+            validation_data,
+            masking,
+            init,
+            frozen,
+            learning_rate,
+            options,
+            stop: Arc::default(),
+        })
     }
 
     /// The stage of a rank, and the rank's place in it.
@@ -132,15 +153,15 @@ impl Job {
 
     /// What must be the same on all ranks, each with its digest; `program` is that of the program.
     #[cfg(feature = "mpi")]
-    pub(crate) fn facts(&self, program: u64) -> [(&'static str, u64); 4] {
+    pub(crate) fn facts(&self, program: u64) -> Result<[(&'static str, u64); 4]> {
         let text = |text: &str| Digest::default().text(text).finish();
         let schedules: String = self.stages.iter().map(|stage| stage.train.schedule.to_string()).collect();
-        [
+        Ok([
             ("the program", program),
             ("the configuration", text(&self.options.config)),
             ("the schedule", text(&schedules)),
-            ("the training text", self.train_data.digest()),
-        ]
+            ("the training text", self.train_data.digest()?),
+        ])
     }
 
     /// Tokens that one step trains on.
@@ -230,6 +251,113 @@ fn stage_job(options: &Options, request: &Request, index: u32, workspace: Worksp
     let train = Program::new(train, &statics, workspace);
     let evaluate = Program::new(evaluate, &statics, workspace);
     StageJob { statics, train, evaluate }
+}
+
+/// The tokenizer of a run's text.
+fn tokenizer(data: &DataOptions) -> Result<Tokenizer> {
+    data.tokenizer.as_deref().map_or_else(|| Ok(Tokenizer::bytes()), Tokenizer::open)
+}
+
+/// The text files as one source, in the tokens of the tokenizer.
+pub(crate) fn read_text(data: &DataOptions, tokenizer: &Tokenizer, vocabulary: usize) -> Result<Tokens> {
+    if tokenizer.is_bytes() {
+        return Tokens::read_bytes(&data.text, vocabulary);
+    }
+    Tokens::tokenise(&data.text, &data.field, tokenizer)
+}
+
+/// Opens all sources, cuts each for validation, and blends them.
+fn read_data(options: &Options) -> Result<(Blend, ValidationData, Option<Masking>)> {
+    let Options { model, data, seed, .. } = options;
+    let tokenizer = tokenizer(data)?;
+    if !tokenizer.is_bytes() {
+        tokenizer.expect_vocabulary(model.vocabulary)?;
+    }
+    let masked = model.mask == Mask::Bidirectional;
+    let masking = masked.then(|| Masking::new(options.mask_rate, &tokenizer, *seed)).transpose()?;
+    let mut sources = data.files.iter().map(|prefix| Tokens::open(prefix)).collect::<Result<Vec<_>>>()?;
+    if !data.text.is_empty() || sources.is_empty() {
+        sources.push(read_text(data, &tokenizer, model.vocabulary)?);
+    }
+    let weights = match data.weights.as_slice() {
+        [] => sources.iter().map(|tokens| tokens.count() as f64).collect(),
+        given if given.len() == sources.len() => given.to_vec(),
+        given => {
+            return Err(Error::configuration(format!(
+                "data.weights has {} weights for {} sources",
+                given.len(),
+                sources.len()
+            ))
+            .with_hint("a weight for each of data.files, and one more for data.text if there is any"));
+        }
+    };
+    let (mut training, mut validation) = (Vec::new(), None::<ValidationData>);
+    for (index, (tokens, weight)) in (0_u64..).zip(sources.into_iter().zip(weights)) {
+        // Each source has an order of its own; the first has that of a run with one.
+        let seed = seed.wrapping_add(index.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        let (train, held_out) = data::split(tokens, data.validation, model.sequence, seed)?;
+        training.push((train, weight));
+        validation = Some(match validation {
+            None => held_out,
+            Some(others) => others.and(held_out),
+        });
+    }
+    let validation = validation.ok_or_else(|| Error::internal("no source of data"))?;
+    Ok((Blend::new(training, *seed)?, validation, masking))
+}
+
+/// The newest checkpoint of a folder, whose weights must be those of this model.
+fn initial_weights(folder: &Path, model: &Model) -> Result<Checkpoint> {
+    let checkpoints = RunPaths::new(folder).checkpoints();
+    let latest = Checkpoints::view(checkpoints).latest()?;
+    let checkpoint = latest.map(|latest| latest.checkpoint).ok_or_else(|| {
+        Error::configuration(format!("train.init_from = {} has no checkpoint", folder.display()))
+            .with_hint("give the folder that `oases import` or `oases train` wrote")
+    })?;
+    let weights: Vec<TensorSpec> = model
+        .parameters()
+        .iter()
+        .map(|parameter| TensorSpec::new(Kind::Weight.tensor_name(&parameter.name), parameter.shape()))
+        .collect();
+    checkpoint.expect_weights(&weights)?;
+    Ok(checkpoint)
+}
+
+/// The parameters that are named, or whose names begin so; `layers.2-5` stands for four layers.
+fn frozen(model: &Model, names: &[String]) -> Result<Vec<usize>> {
+    let parameters = model.parameters();
+    let mut frozen = BTreeSet::new();
+    for name in names {
+        let range = name.strip_prefix("layers.").and_then(|rest| rest.split_once('-'));
+        let range = range.and_then(|(first, last)| Some(first.parse::<u32>().ok()?..=last.parse().ok()?));
+        let prefixes: Vec<String> = match range {
+            Some(layers) if !layers.is_empty() && *layers.end() < model.layers => {
+                layers.map(|layer| format!("layers.{layer}")).collect()
+            }
+            _ => vec![name.clone()],
+        };
+        let before = frozen.len();
+        for prefix in &prefixes {
+            let matches = |own: &str| {
+                own.strip_prefix(prefix.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+            };
+            frozen.extend((0..parameters.len()).filter(|&index| matches(&parameters[index].name)));
+        }
+        if frozen.len() == before {
+            return Err(Error::configuration(format!(
+                "train.freeze names {name}, and no more parameter begins so"
+            ))
+            .with_hint(format!(
+                "names are like embed, embed.tokens, layers.0, layers.0-{}, layers.0.attn, head",
+                model.layers.saturating_sub(1)
+            )));
+        }
+    }
+    if frozen.len() == parameters.len() {
+        return Err(Error::configuration("train.freeze leaves no parameter to train")
+            .with_hint("name fewer parts of the model"));
+    }
+    Ok(frozen.into_iter().collect())
 }
 
 /// What of a model a checkpoint must agree on. A GPT is described by its sizes; of other models also what differs from that.

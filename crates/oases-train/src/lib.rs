@@ -34,4 +34,4 @@ pub use job::{Job, request};
 #[cfg(feature = "mpi")]
 pub use launch::processes;
 pub use launch::{Outcome, train};
-pub use options::{Fault, FaultKind, OptimizerOptions, Options};
+pub use options::{DataOptions, Fault, FaultKind, OptimizerOptions, Options};

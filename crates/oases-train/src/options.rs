@@ -33,10 +33,14 @@ pub struct Options {
     pub micro_batches: u32,
     /// Sequences of a step.
     pub batch: u32,
-    /// Text files.
-    pub text: Vec<PathBuf>,
-    /// Share of the text that is held out.
-    pub validation: f64,
+    /// What is trained on.
+    pub data: DataOptions,
+    /// Share of the tokens that are hidden, where the model sees all others (masked language modelling).
+    pub mask_rate: f64,
+    /// The folder of a run, or of an import, whose weights training begins with.
+    pub init_from: Option<PathBuf>,
+    /// Parameters that stay as they are: names, or what they begin with.
+    pub freeze: Vec<String>,
     /// The network to emulate between ranks.
     pub link: Option<Link>,
     /// Optimizer and its course.
@@ -65,6 +69,23 @@ pub struct Options {
     pub trace: bool,
     /// A failure to provoke, to test that it ends the run as it should.
     pub fault: Option<Fault>,
+}
+
+/// Where tokens come from.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct DataOptions {
+    /// Text files.
+    pub text: Vec<PathBuf>,
+    /// The `tokenizer.json` of the text; `None` where tokens are bytes.
+    pub tokenizer: Option<PathBuf>,
+    /// The field of a line of JSONL that holds its text.
+    pub field: String,
+    /// Tokenised data sets, each a source of its own.
+    pub files: Vec<PathBuf>,
+    /// A weight for each source, the text being the last; none for equal ones by their tokens.
+    pub weights: Vec<f64>,
+    /// Share of each source that is held out.
+    pub validation: f64,
 }
 
 impl Options {

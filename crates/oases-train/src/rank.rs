@@ -11,6 +11,7 @@ use oases_schedule::{BlockId, Bytes, Role, Span};
 
 use crate::agreement::{all_succeed, same_where_shared};
 use crate::checkpoint::{Checkpoint, Checkpoints, Kind};
+use crate::data::masking::Of;
 use crate::data::{Batch, samples_of_step};
 use crate::error::{Error, Result};
 use crate::event::Event;
@@ -74,8 +75,14 @@ impl<B: Backend, C: Communicator<B::Region>, H: HostGroup> Rank<'_, B, C, H> {
         shards.write_constants(&mut self.backend);
         match from {
             Some(checkpoint) => shards.load(&mut self.backend, checkpoint, &Kind::ALL)?,
-            None => shards.initialize(&mut self.backend, job.options.seed),
+            None => {
+                shards.initialize(&mut self.backend, job.options.seed);
+                if let Some(weights) = &job.init {
+                    shards.load(&mut self.backend, weights, &[Kind::Weight])?;
+                }
+            }
         }
+        self.interpreter.freeze(&job.frozen);
         let first = from.map_or(0, |checkpoint| checkpoint.metadata().step);
         self.compare_weights(first)?;
         let (mut timings, mut reached) = (Vec::new(), first);
@@ -133,7 +140,9 @@ impl<B: Backend, C: Communicator<B::Region>, H: HostGroup> Rank<'_, B, C, H> {
         let job = self.job;
         let began = Instant::now();
         self.provoke(step);
-        job.train_data.fill(samples_of_step(step, u64::from(job.options.batch)), &mut self.batch);
+        let samples = samples_of_step(step, u64::from(job.options.batch));
+        job.train_data.fill(samples.clone(), &mut self.batch)?;
+        self.hide(Of::Training, samples.start)?;
         let targets = self.batch.predicted();
         let learning_rate = job.learning_rate.at(step + 1);
         let inputs = self.inputs(step, targets, Some(self.hyper(step, learning_rate)));
@@ -222,7 +231,9 @@ impl<B: Backend, C: Communicator<B::Region>, H: HostGroup> Rank<'_, B, C, H> {
         let sequences = evaluate.schedule.batch();
         let (mut loss, mut targets) = (0.0, 0);
         for windows in data.batches(u64::from(sequences)) {
-            data.fill(windows, &mut self.batch);
+            let first = windows.start;
+            data.fill(windows, &mut self.batch)?;
+            self.hide(Of::Validation, first)?;
             targets += self.batch.predicted();
             self.pad(sequences as usize);
             let inputs = self.inputs(step, 1, None);
@@ -234,6 +245,16 @@ impl<B: Backend, C: Communicator<B::Region>, H: HostGroup> Rank<'_, B, C, H> {
             loss += closing.loss;
         }
         Ok(Evaluation { loss: (targets > 0).then(|| loss / targets as f64), stopped: false })
+    }
+
+    /// Refuses what the model does not know, and hides what a masked language model is to predict.
+    fn hide(&mut self, of: Of, first: u64) -> Result<()> {
+        let model = &self.job.options.model;
+        self.batch.check(model.vocabulary)?;
+        if let Some(masking) = &self.job.masking {
+            masking.apply(of, first, model.sequence, &mut self.batch);
+        }
+        Ok(())
     }
 
     /// The last batch may be short; the rest of it counts for nothing.

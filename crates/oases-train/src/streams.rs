@@ -12,6 +12,10 @@ pub(crate) enum Stream {
     DataPhase = 0xDA7A_0001,
     /// The choice of the next token in generation.
     Sampling = 0xDA7A_0002,
+    /// Which tokens of a training sample are hidden.
+    Masking = 0xDA7A_0003,
+    /// Which tokens of a validation window are hidden.
+    ValidationMasking = 0xDA7A_0004,
 }
 
 /// Four random words, a pure function of its arguments.

@@ -122,6 +122,10 @@ impl Backend for CpuBackend {
         );
     }
 
+    fn clear(&mut self, span: Span) {
+        self.arena.write::<f32>(span).fill(0.0);
+    }
+
     fn copy(&mut self, from: Span, to: Span) {
         let mut claims = self.arena.claims();
         let from: &[f32] = claims.read(from);

@@ -69,6 +69,25 @@ impl Checkpoint {
         self.tensors.iter().map(|(name, stored)| TensorSpec::new(name.clone(), stored.shape.clone()))
     }
 
+    /// Whether it has these weights, whatever else; all that are missing or of another shape are told.
+    pub fn expect_weights(&self, wanted: &[TensorSpec]) -> Result<()> {
+        let problems: Vec<String> = wanted
+            .iter()
+            .filter_map(|TensorSpec { name, shape }| match self.tensors.get(name) {
+                None => Some(format!("{name} is missing")),
+                Some(stored) if stored.shape != *shape => {
+                    Some(format!("{name} has shape {:?}, wanted {shape:?}", stored.shape))
+                }
+                Some(_) => None,
+            })
+            .collect();
+        if problems.is_empty() {
+            return Ok(());
+        }
+        Err(Error::checkpoint(&self.path, format!("does not fit the model: {}", problems.join("; ")))
+            .with_hint("train.init_from needs weights of a model with the same [model] section"))
+    }
+
     /// An error that lists every tensor that is missing, unknown or of another shape than `wanted`.
     pub fn expect_tensors(&self, wanted: &[TensorSpec]) -> Result<()> {
         let mut unknown: BTreeMap<_, _> = self.tensors.iter().collect();

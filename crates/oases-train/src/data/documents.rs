@@ -118,8 +118,8 @@ impl Documents {
         let line = std::str::from_utf8(&self.line).map_err(|error| {
             self.refuse(&format!("is not UTF-8 from its byte {} on", error.valid_up_to() + 1))
         })?;
-        let fields: serde_json::Map<String, serde_json::Value> =
-            serde_json::from_str(line).map_err(|error| {
+        let fields: serde_json::Map<String, serde_json::Value> = serde_json::from_str(line.trim_end())
+            .map_err(|error| {
                 self.refuse(&format!(
                     "is not a JSON object: {}",
                     error.to_string().replace(" at line 1 column", ", column")
@@ -230,7 +230,7 @@ mod tests {
         };
         assert_eq!(
             message(b"{\"text\": \"a\"}\n{\"text\": \"b\"\n", "text"),
-            "data file x: line 2 is not a JSON object: EOF while parsing an object, column 13"
+            "data file x: line 2 is not a JSON object: EOF while parsing an object, column 12"
         );
         assert_eq!(
             message(b"{\"text\": 3}\n", "text"),

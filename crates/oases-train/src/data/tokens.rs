@@ -5,17 +5,23 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::documents::{Documents, Place};
+use super::indexed::Indexed;
+use super::tokenizer::Tokenizer;
 use crate::error::{Error, Result};
 
 /// A sequence of tokens that can be read at any place. Cloning shares it.
 ///
-/// A further source (tokenised files, blends) is a further variant: what reads tokens needs only [`Tokens::count`]
-/// and [`Tokens::copy_to`].
+/// A further source is a further variant: what reads tokens needs only [`Tokens::count`] and [`Tokens::copy_to`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Tokens {
     /// Text whose bytes are the tokens.
     Bytes(Arc<Vec<u8>>),
+    /// Text that was tokenised at start, with where its documents begin.
+    Text(Arc<(Vec<u32>, Vec<u64>)>),
+    /// A data set in files, read where it is.
+    Files(Arc<Indexed>),
 }
 
 impl Tokens {
@@ -40,24 +46,66 @@ impl Tokens {
         Ok(Self::from_bytes(bytes))
     }
 
+    /// The tokens of text files, each document with the tokenizer's end behind it.
+    pub fn tokenise(paths: &[PathBuf], field: &str, tokenizer: &Tokenizer) -> Result<Self> {
+        let (mut tokens, mut starts) = (Vec::new(), vec![0]);
+        let cut = tokenizer.can_be_cut();
+        for path in paths {
+            let mut documents = Documents::open(path, field, cut, Place::default())?;
+            while let Some(piece) = documents.next()? {
+                tokens.extend(tokenizer.encode(&piece.text)?);
+                if piece.ends {
+                    tokens.extend(tokenizer.end());
+                    starts.push(tokens.len() as u64);
+                }
+            }
+        }
+        Ok(Self::Text(Arc::new((tokens, starts))))
+    }
+
+    /// The tokens of a data set in Megatron's form.
+    pub fn open(prefix: &Path) -> Result<Self> {
+        Ok(Self::Files(Arc::new(Indexed::open(prefix)?)))
+    }
+
     /// How many tokens there are.
     pub fn count(&self) -> u64 {
         match self {
             Self::Bytes(bytes) => bytes.len() as u64,
+            Self::Text(text) => text.0.len() as u64,
+            Self::Files(indexed) => indexed.tokens(),
+        }
+    }
+
+    /// The beginning of a document that is nearest to a token, or the token itself where documents are not known.
+    pub fn nearest_start(&self, token: u64) -> Result<u64> {
+        match self {
+            Self::Bytes(_) => Ok(token),
+            Self::Text(text) => {
+                let nearest = text.1.iter().copied().min_by_key(|start| start.abs_diff(token));
+                Ok(nearest.unwrap_or(token))
+            }
+            Self::Files(indexed) => indexed.nearest_start(token),
         }
     }
 
     /// Copies the tokens from `start` on, as many as `out` takes.
     ///
     /// # Panics
-    /// If that reaches past the end.
-    pub fn copy_to(&self, start: u64, out: &mut [u32]) {
+    /// If that reaches past the end of what is in memory.
+    pub fn copy_to(&self, start: u64, out: &mut [u32]) -> Result<()> {
         match self {
+            Self::Text(text) => {
+                out.copy_from_slice(&text.0[start as usize..][..out.len()]);
+                Ok(())
+            }
+            Self::Files(indexed) => indexed.read(start, out),
             Self::Bytes(bytes) => {
                 let (start, count) = (start as usize, out.len());
                 for (token, &byte) in out.iter_mut().zip(&bytes[start..start + count]) {
                     *token = u32::from(byte);
                 }
+                Ok(())
             }
         }
     }
@@ -115,7 +163,7 @@ mod tests {
         let tokens = Tokens::read_bytes(&paths, 256).unwrap();
         assert_eq!(tokens.count(), 7);
         let mut out = [0; 4];
-        tokens.copy_to(3, &mut out);
+        tokens.copy_to(3, &mut out).unwrap();
         assert_eq!(out, [108, 111, 0xC3, 0xA9]);
     }
 

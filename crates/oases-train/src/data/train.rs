@@ -5,6 +5,7 @@ use std::ops::Range;
 use super::{Batch, Tokens};
 #[cfg(feature = "mpi")]
 use crate::digest::Digest;
+use crate::error::Result;
 use crate::permutation::Permutation;
 use crate::streams::{Stream, draw, words};
 
@@ -48,30 +49,36 @@ impl TrainData {
     ///
     /// # Panics
     /// If `out` has another length.
-    pub fn window(&self, sample: u64, out: &mut [u32]) {
+    pub fn window(&self, sample: u64, out: &mut [u32]) -> Result<()> {
         assert_eq!(out.len(), self.sequence + 1, "a window holds sequence + 1 tokens");
-        self.tokens.copy_to(self.start(sample), out);
+        self.tokens.copy_to(self.start(sample), out)
     }
 
-    /// A digest of all the text, the validation part included.
+    /// A digest of the text, the validation part included: of all of it, or where it is large of evenly spread parts.
     #[cfg(feature = "mpi")]
-    pub(crate) fn digest(&self) -> u64 {
+    pub(crate) fn digest(&self, mut digest: Digest) -> Result<Digest> {
+        const PARTS: u64 = 4096;
         let mut room = [0; 4096];
-        let (mut digest, count) = (Digest::default(), self.tokens.count());
-        for start in (0..count).step_by(room.len()) {
+        let count = self.tokens.count();
+        let stride = (count / PARTS).max(room.len() as u64);
+        digest = digest.word(count as u32);
+        for start in (0..count).step_by(stride as usize) {
             let tokens = &mut room[..(count - start).min(4096) as usize];
-            self.tokens.copy_to(start, tokens);
+            self.tokens.copy_to(start, tokens)?;
             digest = tokens.iter().fold(digest, |digest, token| digest.word(*token));
         }
-        digest.finish()
+        Ok(digest)
+    }
+
+    /// Row `row` of the batch becomes a sample.
+    pub(super) fn fill_row(&self, row: usize, sample: u64, batch: &mut Batch) -> Result<()> {
+        batch.set_row(row, self.sequence, &self.tokens, self.start(sample), self.sequence)
     }
 
     /// Fills the batch with these samples, one a row.
-    pub fn fill(&self, samples: Range<u64>, batch: &mut Batch) {
+    pub fn fill(&self, samples: Range<u64>, batch: &mut Batch) -> Result<()> {
         batch.reset((samples.end - samples.start) as usize, self.sequence);
-        for (row, sample) in samples.enumerate() {
-            batch.set_row(row, self.sequence, &self.tokens, self.start(sample), self.sequence);
-        }
+        samples.enumerate().try_for_each(|(row, sample)| self.fill_row(row, sample, batch))
     }
 
     /// The place of a sample's first token.
@@ -126,10 +133,10 @@ mod tests {
     fn windows_hold_the_text_and_targets_follow_inputs() {
         let data = data(1000, 8, 5);
         let (mut window, mut batch) = ([0; 9], Batch::default());
-        data.fill(100..140, &mut batch);
+        data.fill(100..140, &mut batch).unwrap();
         assert_eq!(batch.predicted(), 40 * 8);
         for row in 0..40 {
-            data.window(100 + row as u64, &mut window);
+            data.window(100 + row as u64, &mut window).unwrap();
             assert!(window.iter().zip(&window[1..]).all(|(token, next)| (token + 1) % 256 == *next));
             assert_eq!(batch.inputs[row * 8..(row + 1) * 8], window[..8]);
             assert_eq!(batch.targets[row * 8..(row + 1) * 8], window[1..]);
@@ -156,10 +163,10 @@ mod tests {
     fn parts_of_a_batch_are_the_batch() {
         let data = data(500, 8, 9);
         let (mut whole, mut part) = (Batch::default(), Batch::default());
-        data.fill(40..52, &mut whole);
+        data.fill(40..52, &mut whole).unwrap();
         let mut joined = Batch::default();
         for index in 0..3 {
-            data.fill(super::super::share(40..52, index, 3).unwrap(), &mut part);
+            data.fill(super::super::share(40..52, index, 3).unwrap(), &mut part).unwrap();
             joined.inputs.extend(&part.inputs);
             joined.targets.extend(&part.targets);
             joined.types.extend(&part.types);
@@ -174,7 +181,7 @@ mod tests {
         let mut batch = Batch::with_capacity(4, 8);
         let (inputs, targets) = (batch.inputs.as_ptr(), batch.targets.as_ptr());
         for step in 0..5 {
-            data.fill(super::super::samples_of_step(step, 4), &mut batch);
+            data.fill(super::super::samples_of_step(step, 4), &mut batch).unwrap();
         }
         assert_eq!((inputs, targets), (batch.inputs.as_ptr(), batch.targets.as_ptr()));
     }

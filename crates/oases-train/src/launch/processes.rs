@@ -97,7 +97,7 @@ pub fn train(job: Job, world: World, program: &Path, listen: &mut dyn FnMut(&Eve
     assert_eq!(communicator.ranks(), job.options.ranks() as usize, "the caller has compared them");
     host.set_timeout(job.options.timeout);
     let program = all_succeed(&host, file_digest(program), "comparing the ranks")?;
-    same_facts(&host, &job.facts(program))?;
+    same_facts(&host, &job.facts(program)?)?;
     share_folder(&host, &job)?;
     let opened = if rank == 0 { Opened::new(&job).map(Some) } else { Ok(None) };
     let opened = all_succeed(&host, opened, OPENING)?;

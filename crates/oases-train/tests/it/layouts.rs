@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use oases_exec::CpuBackend;
 use oases_schedule::passes::VARIANTS;
-use oases_schedule::{Cut, Keeps, Layout, Model, Optimizer, Order, Schedule, Stages, Variant};
-use oases_train::{Event, Job, OptimizerOptions, Options};
+use oases_schedule::{Biases, Cut, Keeps, Layout, Model, Optimizer, Order, Schedule, Stages, Variant};
+use oases_train::checkpoint::Checkpoint;
+use oases_train::{DataOptions, Event, Job, OptimizerOptions, Options};
 
 const STEPS: u64 = 20;
 const LAYERS: u32 = 3;
@@ -45,10 +46,10 @@ impl Case {
     }
 }
 
-/// Near-equal chunks.
-fn stages(count: u32, chunks: u32) -> Stages {
+/// Near-equal chunks; whether the first and the last share a table.
+fn stages(count: u32, chunks: u32, tied: bool) -> Stages {
     let (blocks, all) = (Schedule::blocks(LAYERS), (count * chunks) as usize);
-    Stages::new(count, (0..all).map(|chunk| chunk * blocks / all).collect(), true)
+    Stages::new(count, (0..all).map(|chunk| chunk * blocks / all).collect(), tied)
 }
 
 fn options(folder: &Path, case: Case, steps: u64) -> Options {
@@ -61,7 +62,7 @@ fn options(folder: &Path, case: Case, steps: u64) -> Options {
     Options {
         model: case.model(),
         layout: Layout::new(data * tensor, vec![tensor; Schedule::blocks(LAYERS)]),
-        stages: stages(pipeline, case.chunks),
+        stages: stages(pipeline, case.chunks, true),
         order: case.order,
         moments: case.moments,
         variant: Variant::find(case.schedule).unwrap(),
@@ -71,8 +72,15 @@ fn options(folder: &Path, case: Case, steps: u64) -> Options {
         cut: Cut::Rows,
         micro_batches: 4,
         batch: case.batch(),
-        text: vec![text],
-        validation: 0.1,
+        data: DataOptions {
+            text: vec![text],
+            validation: 0.1,
+            field: "text".into(),
+            ..DataOptions::default()
+        },
+        mask_rate: 0.3,
+        init_from: None,
+        freeze: Vec::new(),
         link: None,
         optimizer: OptimizerOptions {
             learning_rate: 1e-2,
@@ -232,4 +240,118 @@ fn a_stop_is_not_kept_waiting_by_an_evaluation() {
     assert!(matches!(outcome, oases_train::Outcome::Stopped { step: 1 }), "{outcome:?}");
     assert_eq!(validated, [None]);
     assert!(folder.path().join("run/checkpoints/step-00000001.safetensors").exists());
+}
+
+/// A `tokenizer.json` whose tokens are the letters of the text, with a mask.
+fn letters(folder: &Path) -> std::path::PathBuf {
+    let path = folder.join("letters.json");
+    let letters = ["[UNK]", "[MASK]", "[SEP]"].into_iter().map(str::to_owned);
+    let letters = letters.chain(" .0123456789Tabcdefghijklmnopqrstuvwxyz".chars().map(String::from));
+    let vocabulary: serde_json::Map<String, serde_json::Value> =
+        letters.zip(0..).map(|(letter, id)| (letter, serde_json::Value::from(id))).collect();
+    let special = |id: u32, content: &str| {
+        serde_json::json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": true})
+    };
+    let json = serde_json::json!({
+        "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "post_processor": null, "decoder": null,
+        "added_tokens": [special(0, "[UNK]"), special(1, "[MASK]"), special(2, "[SEP]")],
+        "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "."}, "behavior": "Isolated", "invert": false},
+        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "[UNK]"},
+    });
+    std::fs::write(&path, json.to_string()).unwrap();
+    path
+}
+
+fn families() -> [(&'static str, Model); 3] {
+    let sizes = |family: fn(u32, usize, usize, usize, usize) -> Model| Model {
+        dropout: 0.1,
+        ..family(LAYERS, 32, 8, 8, 256)
+    };
+    let qwen2 = Model { kv_heads: 2, tied: true, biases: Biases::Qkv, ..sizes(Model::llama) };
+    let qwen3 = Model { kv_heads: 4, head_dim: 6, head_norm: true, ..sizes(Model::llama) };
+    [("qwen2", qwen2), ("qwen3", qwen3), ("bert", sizes(Model::bert))]
+}
+
+fn of_family(folder: &Path, case: Case, model: &Model) -> Options {
+    let options = options(folder, case, STEPS);
+    let tokenizer = (model.token_types > 0).then(|| letters(folder));
+    let data = DataOptions { tokenizer, ..options.data };
+    let stages = stages(case.mesh[1], case.chunks, model.tied);
+    Options { model: model.clone(), data, stages, ..options }
+}
+
+/// Two key heads over four ranks are shared; BERT normalises on the residual path, across borders of stages too.
+#[test]
+fn every_family_loses_the_same_at_any_layout() {
+    for (name, model) in families() {
+        let run = |case: Case| {
+            let folder = tempfile::tempdir().unwrap();
+            losses(of_family(folder.path(), case, &model))
+        };
+        let alone = run(Case::new([1, 1, 1], "none"));
+        // Of masked letters few can be told from the others, in as few steps.
+        assert!(alone[0] - alone[STEPS as usize - 1] > 0.3, "{name}: {alone:?}");
+        for (mesh, schedule) in [
+            ([1, 1, 4], "oases"),
+            ([2, 2, 2], "oases"),
+            ([1, 4, 1], "megatron"),
+            ([1, 2, 4], "oases-dual"),
+            ([2, 1, 4], "decomposed"),
+        ] {
+            let case = Case::new(mesh, schedule);
+            assert_close(&run(case), &alone, &(name, case));
+            let sharded = Case { moments: Optimizer::Sharded, ..case };
+            if mesh[0] > 1 {
+                assert_eq!(bits(&run(sharded)), bits(&run(case)), "{name}: {sharded:?}");
+            }
+        }
+    }
+}
+
+fn weights(folder: &Path) -> BTreeMap<String, Vec<u32>> {
+    let checkpoint = Checkpoint::open(&folder.join("run/checkpoints/step-00000020.safetensors")).unwrap();
+    let of_model = checkpoint.tensors().filter(|tensor| tensor.name.starts_with("model."));
+    of_model
+        .map(|tensor| {
+            let mut values = vec![0.0; tensor.elements().unwrap()];
+            checkpoint.read(&tensor.name, &mut values).unwrap();
+            (tensor.name, values.into_iter().map(f32::to_bits).collect())
+        })
+        .collect()
+}
+
+/// Training goes on from the weights of another run, and what is frozen keeps every bit at any layout.
+#[test]
+fn frozen_parts_stay_and_the_rest_learns() {
+    let (_, model) = families()[0].clone();
+    let first = tempfile::tempdir().unwrap();
+    let learnt = losses(of_family(first.path(), Case::new([1, 1, 2], "oases"), &model));
+    let before = weights(first.path());
+    let mut outcomes = Vec::new();
+    for (mesh, moments) in
+        [([1, 1, 1], Optimizer::Whole), ([2, 2, 2], Optimizer::Sharded), ([1, 1, 4], Optimizer::Whole)]
+    {
+        let folder = tempfile::tempdir().unwrap();
+        let case = Case { moments, ..Case::new(mesh, "oases") };
+        let options = Options {
+            init_from: Some(first.path().join("run")),
+            freeze: vec!["embed".into(), "layers.0-1.attn".into(), "layers.1-2".into()],
+            ..of_family(folder.path(), case, &model)
+        };
+        let refused = Options { freeze: vec!["layers.7".into()], ..options.clone() };
+        let workspace = CpuBackend::workspace(&model);
+        assert!(Job::prepare(refused, workspace).is_err());
+        let options = Options { freeze: vec!["embed".into(), "layers.1-2".into()], ..options };
+        let found = losses(options);
+        assert!(found[0] < learnt[0] - 0.5, "{found:?} begins where {learnt:?} has ended");
+        for (name, values) in weights(folder.path()) {
+            let frozen = ["model.embed.", "model.layers.1.", "model.layers.2."]
+                .iter()
+                .any(|part| name.starts_with(part));
+            assert_eq!(values == before[&name], frozen, "{name} at {mesh:?}");
+        }
+        outcomes.push(found);
+    }
+    outcomes.iter().for_each(|found| assert_close(found, &outcomes[0], &"frozen"));
 }

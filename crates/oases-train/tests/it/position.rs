@@ -21,7 +21,7 @@ fn batches(seed: u64, samples: std::ops::Range<u64>, ranks: u64) -> Vec<Batch> {
     for first in samples.step_by(BATCH as usize) {
         let mut batch = Batch::default();
         for rank in 0..ranks {
-            train.fill(data::share(first..first + BATCH, rank, ranks).unwrap(), &mut part);
+            train.fill(data::share(first..first + BATCH, rank, ranks).unwrap(), &mut part).unwrap();
             batch.inputs.extend(&part.inputs);
             batch.targets.extend(&part.targets);
         }
@@ -51,7 +51,7 @@ fn samples_of_an_epoch_are_all_different() {
     let mut window = [0; SEQUENCE + 1];
     let mut windows: Vec<_> = (0..train.windows_per_epoch())
         .map(|sample| {
-            train.window(sample, &mut window);
+            train.window(sample, &mut window).unwrap();
             window
         })
         .collect();
@@ -62,7 +62,7 @@ fn samples_of_an_epoch_are_all_different() {
     assert!(windows.len() * 1000 > all * 995, "{} of {all} are different", windows.len());
     let predicted: usize = validation.batches(64).fold(0, |predicted, windows| {
         let mut batch = Batch::default();
-        validation.fill(windows, &mut batch);
+        validation.fill(windows, &mut batch).unwrap();
         predicted + batch.predicted()
     });
     assert_eq!(predicted as u64, validation.targets());

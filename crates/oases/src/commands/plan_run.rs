@@ -3,9 +3,9 @@
 use oases_exec::CpuBackend;
 use oases_exec::comm::Link;
 use oases_schedule::{Cut, Variant, Workspace};
-use oases_train::{Fault, OptimizerOptions, Options};
+use oases_train::{DataOptions, Fault, OptimizerOptions, Options};
 
-use crate::config::RunConfig;
+use crate::config::{DataConfig, RunConfig};
 use crate::error::{Failure, UserError};
 
 /// Refuses a configuration with several pipeline stages, for a command that runs one.
@@ -32,6 +32,12 @@ pub fn link(config: &RunConfig) -> Option<Link> {
     })
 }
 
+/// The data of a configuration.
+pub fn data(config: &RunConfig) -> DataOptions {
+    let DataConfig { text, tokenizer, field, files, weights, validation } = config.data.clone();
+    DataOptions { text, tokenizer, field, files, weights, validation }
+}
+
 /// The run of a configuration.
 pub fn options(config: &RunConfig, resume: bool, fault: Option<Fault>) -> Options {
     let (train, schedule) = (&config.train, &config.schedule);
@@ -48,8 +54,10 @@ pub fn options(config: &RunConfig, resume: bool, fault: Option<Fault>) -> Option
         cut: if schedule.cut == "columns" { Cut::Columns } else { Cut::Rows },
         micro_batches: schedule.micro_batches as u32,
         batch: train.batch as u32,
-        text: config.data.text.clone(),
-        validation: config.data.validation,
+        data: data(config),
+        mask_rate: train.mask_rate,
+        init_from: train.init_from.clone(),
+        freeze: train.freeze.clone(),
         link: link(config),
         optimizer: OptimizerOptions {
             learning_rate: train.learning_rate,

@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 pub use changes::changes;
 pub use document::Override;
 pub use model::ModelConfig;
-pub use resolved::RunConfig;
+pub use resolved::{DataConfig, RunConfig};
 pub use units::{Bandwidth, UnitError};
 
 use crate::environment::Environment;
@@ -61,6 +61,10 @@ pub struct FolderModel {
     pub model: ModelConfig,
     /// What the weights began as.
     pub init_from: Option<PathBuf>,
+    /// The tokenizer of its text; `None` where tokens are bytes.
+    pub tokenizer: Option<PathBuf>,
+    /// Share of tokens that a masked language model predicts.
+    pub mask_rate: f64,
 }
 
 /// Reads of a configuration file what it says of the model.
@@ -69,8 +73,12 @@ pub fn load_model(path: &Path, environment: &Environment) -> Result<FolderModel,
     let mut document = Document::parse(&name, &text)?;
     families::fill_in(&mut document)?;
     let mut reader = reader::Reader::new(&document);
-    let folder =
-        FolderModel { model: ModelConfig::read(&mut reader), init_from: reader.path("train.init_from") };
+    let folder = FolderModel {
+        model: ModelConfig::read(&mut reader),
+        init_from: reader.path("train.init_from"),
+        tokenizer: reader.path("data.tokenizer"),
+        mask_rate: reader.number("train.mask_rate"),
+    };
     match UserError::all(reader.finish().0) {
         Some(error) => Err(error),
         None => Ok(folder),

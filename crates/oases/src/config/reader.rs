@@ -185,6 +185,13 @@ impl<'a> Reader<'a> {
         items.unwrap_or_default()
     }
 
+    /// A list of texts, possibly an empty one.
+    pub fn texts_or_none(&mut self, path: &'static str) -> Vec<String> {
+        let read =
+            |item: &toml::Value| item.as_str().filter(|text| !text.trim().is_empty()).map(str::to_owned);
+        self.list(path, read).unwrap_or_default()
+    }
+
     /// A list of numbers.
     pub fn numbers(&mut self, path: &'static str) -> Vec<f64> {
         let Accepts::Numbers(low, high) = known(path).accepts else { unreachable!("{path} has no numbers") };

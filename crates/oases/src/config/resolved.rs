@@ -37,8 +37,16 @@ pub struct RunConfig {
 /// The data.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DataConfig {
-    /// Text files, at least one; relative to the current directory.
+    /// Text files; relative to the current directory.
     pub text: Vec<PathBuf>,
+    /// Their tokenizer; `None` where tokens are bytes.
+    pub tokenizer: Option<PathBuf>,
+    /// The field of a line of JSONL.
+    pub field: String,
+    /// Tokenised data sets; without text, at least one.
+    pub files: Vec<PathBuf>,
+    /// A weight for each source, or none.
+    pub weights: Vec<f64>,
     /// Share of the text kept for validation, from a millionth to all but a millionth.
     pub validation: f64,
 }
@@ -100,6 +108,12 @@ pub struct TrainConfig {
     pub checkpoint_every: u64,
     /// Checkpoints kept.
     pub keep_checkpoints: usize,
+    /// Share of tokens that a masked language model predicts.
+    pub mask_rate: f64,
+    /// Parameters that stay as they are.
+    pub freeze: Vec<String>,
+    /// Whose weights training begins with.
+    pub init_from: Option<PathBuf>,
 }
 
 /// What a bench compares.
@@ -176,8 +190,14 @@ impl RunConfig {
 
     fn read(reader: &mut Reader<'_>, stem: &str) -> RunConfig {
         let model = ModelConfig::read(reader);
-        let data =
-            DataConfig { text: reader.paths("data.text"), validation: reader.number("data.validation") };
+        let data = DataConfig {
+            text: reader.paths("data.text"),
+            tokenizer: reader.path("data.tokenizer"),
+            field: reader.text("data.field"),
+            files: reader.paths("data.files"),
+            weights: reader.numbers("data.weights"),
+            validation: reader.number("data.validation"),
+        };
         let parallel = ParallelConfig::read(reader);
         let schedule = ScheduleConfig {
             name: reader.word("schedule.name"),
@@ -212,7 +232,18 @@ impl RunConfig {
         let mut out = Writer::default();
         model.write(&mut out);
         out.section("data");
-        out.put("text", data.text.iter().map(|path| path_text(path)).collect::<Vec<_>>());
+        let paths = |paths: &[PathBuf]| paths.iter().map(|path| path_text(path)).collect::<Vec<_>>();
+        if !data.text.is_empty() {
+            out.put("text", paths(&data.text));
+        }
+        if let Some(tokenizer) = &data.tokenizer {
+            out.put("tokenizer", path_text(tokenizer));
+        }
+        out.put("field", data.field.as_str());
+        if !data.files.is_empty() {
+            out.put("files", paths(&data.files));
+        }
+        out.put("weights", data.weights.clone());
         out.put("validation", data.validation);
         out.section("parallel");
         out.put("data", integer(parallel.data));
@@ -250,6 +281,11 @@ impl RunConfig {
         out.put("eval_every", integer(train.eval_every));
         out.put("checkpoint_every", integer(train.checkpoint_every));
         out.put("keep_checkpoints", integer(train.keep_checkpoints));
+        out.put("mask_rate", train.mask_rate);
+        out.put("freeze", train.freeze.clone());
+        if let Some(init_from) = &train.init_from {
+            out.put("init_from", path_text(init_from));
+        }
         out.section("run");
         out.put("dir", path_text(&run.dir));
         out.put("check_every", integer(run.check_every));
@@ -277,6 +313,9 @@ impl TrainConfig {
             eval_every,
             checkpoint_every: reader.integer_or("train.checkpoint_every", eval_every, "train.eval_every"),
             keep_checkpoints: reader.size("train.keep_checkpoints"),
+            mask_rate: reader.number("train.mask_rate"),
+            freeze: reader.texts_or_none("train.freeze"),
+            init_from: reader.path("train.init_from"),
         }
     }
 }

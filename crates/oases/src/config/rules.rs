@@ -23,6 +23,7 @@
 //! 21. `model.kv_heads` divides `model.heads`.
 //! 22. `model.rope_scaling` can be read, and the width of a rotated head is even.
 //! 23. There are at least as many learned positions as tokens in a sequence.
+//! 24. There is a source of data, and a weight for each or for none.
 
 mod degrees;
 mod stages;
@@ -45,6 +46,8 @@ pub struct BrokenRule {
 /// All rules that this configuration breaks. Any values are safe to ask about.
 pub fn broken_rules(config: &RunConfig) -> Vec<BrokenRule> {
     [
+        sources(config),
+        weights(config),
         heads(config),
         key_heads(config),
         rotation(config),
@@ -84,6 +87,24 @@ fn heads(config: &RunConfig) -> Option<BrokenRule> {
         keys: vec!["model.heads", "model.hidden"],
         message: format!("`model.heads` = {heads} does not divide `model.hidden` = {hidden}"),
         hint: format!("heads that do: {}", near(&divisors(hidden), heads)),
+    })
+}
+
+fn sources(config: &RunConfig) -> Option<BrokenRule> {
+    (config.data.text.is_empty() && config.data.files.is_empty()).then(|| BrokenRule {
+        keys: vec!["data.text", "data.files"],
+        message: "`data.text` is missing".to_owned(),
+        hint: super::keys::find("data.text").map(super::keys::Key::hint).unwrap_or_default(),
+    })
+}
+
+fn weights(config: &RunConfig) -> Option<BrokenRule> {
+    let sources = config.data.files.len() + usize::from(!config.data.text.is_empty());
+    let weights = config.data.weights.len();
+    (weights > 0 && weights != sources).then(|| BrokenRule {
+        keys: vec!["data.weights", "data.files", "data.text"],
+        message: format!("`data.weights` has {weights} weights for {sources} sources"),
+        hint: "a weight for each of `data.files`, and one more for `data.text` if there is any".to_owned(),
     })
 }
 
