@@ -85,7 +85,7 @@ pub fn import(dir: &Path, out: &Path, describe: impl Fn(&Imported) -> String) ->
 }
 
 /// Reads `config.json` of a folder of theirs.
-fn read_config(dir: &Path) -> Result<(Family, Model)> {
+pub fn read_config(dir: &Path) -> Result<(Family, Model)> {
     let path = dir.join("config.json");
     let about = fs::metadata(&path).map_err(|_| {
         Error::configuration(format!("{} has no config.json", dir.display())).with_hint(

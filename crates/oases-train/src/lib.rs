@@ -9,8 +9,10 @@ pub mod checkpoint;
 pub mod data;
 mod digest;
 mod error;
+mod evaluate;
 mod event;
 pub mod exchange;
+mod forward;
 mod generate;
 mod job;
 mod launch;
@@ -28,7 +30,9 @@ pub mod trial;
 mod weights;
 
 pub use error::{Error, Result};
+pub use evaluate::{EvaluateOptions, Evaluated, evaluate};
 pub use event::Event;
+pub use forward::{Output, forward};
 pub use generate::Generator;
 pub use job::{Job, request};
 #[cfg(feature = "mpi")]

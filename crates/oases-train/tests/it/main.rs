@@ -1,6 +1,7 @@
 //! Tests of this crate through its public interface, in processes of their own where they are killed.
 
 mod child;
+mod exchange;
 
 mod kill;
 mod layouts;
