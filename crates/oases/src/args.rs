@@ -9,8 +9,9 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgGroup, Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
 use self::examples::{
-    BENCH_EXAMPLES, EXPLAIN_EXAMPLES, EXPORT_EXAMPLES, GENERATE_EXAMPLES, IMPORT_EXAMPLES, PLAN_EXAMPLES,
-    PROFILE_EXAMPLES, REPRODUCE_EXAMPLES, SIMULATE_EXAMPLES, TRAIN_EXAMPLES,
+    BENCH_EXAMPLES, EVAL_EXAMPLES, EXPLAIN_EXAMPLES, EXPORT_EXAMPLES, GENERATE_EXAMPLES, IMPORT_EXAMPLES,
+    INSPECT_EXAMPLES, PLAN_EXAMPLES, PROFILE_EXAMPLES, REPRODUCE_EXAMPLES, SIMULATE_EXAMPLES,
+    TOKENIZE_EXAMPLES, TRAIN_EXAMPLES,
 };
 use crate::config::{Override, keys};
 use crate::error::UserError;
@@ -49,6 +50,15 @@ pub enum Command {
     Import(ImportArgs),
     /// Write a run's model as transformers reads it.
     Export(ExportArgs),
+    /// Turn text into a data set of tokens.
+    Tokenize(TokenizeArgs),
+    /// Look at data.
+    Data {
+        #[command(subcommand)]
+        command: DataCommand,
+    },
+    /// Take the loss of a model over a text.
+    Eval(EvalArgs),
     /// Predict the experiments of the Oases paper, and print them beside its figures.
     Reproduce(ReproduceArgs),
     /// Show what this machine has, in a form to paste into a report.
@@ -349,6 +359,82 @@ pub enum WeightType {
     Bf16,
     /// 16 bits.
     F16,
+}
+
+/// `oases tokenize`
+#[derive(Args, Debug)]
+#[command(after_help = TOKENIZE_EXAMPLES)]
+pub struct TokenizeArgs {
+    /// Text files: plain text, a file a document, or JSONL (.jsonl, .ndjson, .json), a line a document.
+    #[arg(value_name = "TEXT", required = true)]
+    pub inputs: Vec<PathBuf>,
+    /// The name of the data set: two files, NAME.bin and NAME.idx, as Megatron has them.
+    #[arg(short, long, value_name = "NAME")]
+    pub output: PathBuf,
+    /// The tokenizer, a tokenizer.json; tokens are bytes where it is left out.
+    #[arg(long, value_name = "FILE")]
+    pub tokenizer: Option<PathBuf>,
+    /// The field of a line of JSONL that holds its text.
+    #[arg(long, value_name = "NAME", default_value = "text")]
+    pub field: String,
+    /// What stands behind each document: a token's number, or `none`; the tokenizer's own end where it is left out.
+    #[arg(long, value_name = "TOKEN")]
+    pub end_token: Option<String>,
+    /// Threads that tokenise; as many as the machine has processors where it is left out.
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// The form of the report.
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    pub format: Format,
+}
+
+/// `oases data`
+#[derive(Debug, Subcommand)]
+pub enum DataCommand {
+    /// Show how much there is, how long documents are, and how some begin.
+    #[command(after_help = INSPECT_EXAMPLES)]
+    Inspect(InspectArgs),
+}
+
+/// `oases data inspect`
+#[derive(Args, Debug)]
+pub struct InspectArgs {
+    /// A data set, with or without .bin or .idx.
+    #[arg(value_name = "NAME")]
+    pub data: PathBuf,
+    /// The tokenizer, to show text; tokens are shown as numbers where it is left out.
+    #[arg(long, value_name = "FILE")]
+    pub tokenizer: Option<PathBuf>,
+    /// How many documents to show.
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub samples: u64,
+    /// The form of the output.
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    pub format: Format,
+}
+
+/// `oases eval`
+#[derive(Args, Debug)]
+#[command(after_help = EVAL_EXAMPLES)]
+pub struct EvalArgs {
+    /// The folder of a run, or of an import.
+    #[arg(value_name = "RUN")]
+    pub run: PathBuf,
+    /// Text files, or one tokenised data set.
+    #[arg(value_name = "TEXT", required = true)]
+    pub inputs: Vec<PathBuf>,
+    /// The tokenizer of the text; the run's where it is left out.
+    #[arg(long, value_name = "FILE")]
+    pub tokenizer: Option<PathBuf>,
+    /// The field of a line of JSONL that holds its text.
+    #[arg(long, value_name = "NAME", default_value = "text")]
+    pub field: String,
+    /// Sequences at a time.
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    pub batch: u32,
+    /// The form of the output.
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    pub format: Format,
 }
 
 /// `oases reproduce`

@@ -19,6 +19,24 @@ Examples:
   oases export runs/qwen-mine ~/models/qwen-mine
   oases export runs/qwen-mine ~/models/qwen-mine --dtype bf16";
 
+pub(super) const TOKENIZE_EXAMPLES: &str = "\
+Examples:
+  oases tokenize books/*.txt -o data/books --tokenizer runs/qwen/source/tokenizer.json
+  oases tokenize articles.jsonl -o data/articles --field body --tokenizer tokenizer.json
+  oases train runs/qwen/config.toml --set data.files='[\"data/books\", \"data/articles\"]' ...
+
+A run that was interrupted goes on where it was when it is started again.";
+
+pub(super) const INSPECT_EXAMPLES: &str = "\
+Example:
+  oases data inspect data/books --tokenizer runs/qwen/source/tokenizer.json";
+
+pub(super) const EVAL_EXAMPLES: &str = "\
+Examples:
+  oases eval runs/quickstart data/moby_dick.txt
+  oases eval runs/qwen data/books
+  oases eval runs/qwen articles.jsonl --field body --format json";
+
 pub(super) const EXPLAIN_EXAMPLES: &str = "\
 Examples:
   oases explain configs/quickstart.toml

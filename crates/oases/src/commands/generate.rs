@@ -3,14 +3,13 @@
 use std::io::Write;
 
 use oases_exec::CpuBackend;
+use oases_schedule::Mask;
 use oases_train::Generator;
-use oases_train::checkpoint::Checkpoints;
-use oases_train::run_dir::RunPaths;
+use oases_train::data::tokenizer::Tokenizer;
 use oases_train::sampling::{Sampler, Sampling};
 
-use super::plan_run;
+use super::{plan_run, run_folder};
 use crate::args::GenerateArgs;
-use crate::config;
 use crate::environment::Environment;
 use crate::error::{OutputClosed, UserError};
 use crate::terminal::Terminal;
@@ -18,39 +17,66 @@ use crate::terminal::Terminal;
 /// Generates. The text goes to standard output as it comes, byte by byte: a byte-level model can stop inside a character.
 pub fn run(args: &GenerateArgs, environment: &Environment, terminal: &Terminal) -> anyhow::Result<()> {
     check(args)?;
-    let paths = RunPaths::new(&args.run);
-    let config = config::load(&paths.config(), &[], environment)?;
-    let model = config.model();
-    model.check(1).map_err(|error| UserError::new(error.message.clone(), error.hint.clone()))?;
-    let latest = Checkpoints::view(paths.checkpoints()).latest().map_err(plan_run::told)?;
-    let Some(latest) = latest else {
+    let (folder, checkpoint) = run_folder::open(&args.run, environment, terminal)?;
+    let model = folder.model.model();
+    if model.mask == Mask::Bidirectional {
         return Err(UserError::new(
-            format!("{} has no checkpoint yet", args.run.display()),
-            "train until the first checkpoint; train.checkpoint_every says when that is",
+            "this model fills in hidden tokens and continues no text",
+            "`oases eval` takes its loss; models of the family bert are not for generation",
         )
         .into());
-    };
-    for reason in &latest.passed_over {
-        terminal.line(&format!("passed over a newer checkpoint: {reason}"));
     }
+    let tokenizer = match &folder.tokenizer {
+        Some(path) => Tokenizer::open(path).map_err(plan_run::told)?,
+        None => Tokenizer::bytes(),
+    };
     let workspace = CpuBackend::workspace(&model);
-    let mut generator = Generator::load(&model, &latest.checkpoint, workspace).map_err(plan_run::told)?;
+    let mut generator = Generator::load(&model, &checkpoint, workspace).map_err(plan_run::told)?;
     let sampling =
         Sampling { temperature: args.temperature, top_k: args.top_k, top_p: args.top_p, seed: args.seed };
     let mut sampler = Sampler::new(sampling).map_err(plan_run::told)?;
 
-    let mut tokens: Vec<u32> = args.prompt.bytes().map(u32::from).collect();
+    let mut tokens = tokenizer.encode(&args.prompt).map_err(plan_run::told)?;
+    let mut spoken = Spoken { tokenizer: &tokenizer, first: tokens.len(), written: 0 };
     let mut logits = Vec::new();
     write(args.prompt.as_bytes())?;
     for _ in 0..args.tokens {
         generator.logits(&tokens, &mut logits).map_err(plan_run::told)?;
-        // Tokens past 255 are no bytes; the model has them only if the vocabulary was set larger.
-        logits.truncate(256);
+        // Tokens that the tokenizer does not have stand for nothing; the model has them only if its vocabulary was set larger.
+        logits.truncate(tokenizer.vocabulary());
         let token = sampler.choose(&logits).map_err(plan_run::told)?;
+        if tokenizer.end() == Some(token) {
+            break;
+        }
         tokens.push(token);
-        write(&[token as u8])?;
+        spoken.say(&tokens)?;
     }
     write(b"\n")
+}
+
+/// Writes the text of tokens as they come.
+struct Spoken<'a> {
+    tokenizer: &'a Tokenizer,
+    /// The first token that is not of the prompt.
+    first: usize,
+    /// Bytes of the text of those since then.
+    written: usize,
+}
+
+impl Spoken<'_> {
+    /// A byte at a time, which can stop inside a character; or what the last token adds to the text, once it is whole characters.
+    fn say(&mut self, tokens: &[u32]) -> anyhow::Result<()> {
+        if self.tokenizer.is_bytes() {
+            return write(&[tokens[tokens.len() - 1] as u8]);
+        }
+        // With a token of the prompt before it, a tokenizer that marks the beginning of words says what stands between.
+        let before = self.first.saturating_sub(1);
+        let said = self.tokenizer.decode(&tokens[before..self.first]).map_err(plan_run::told)?.len();
+        let text = self.tokenizer.decode(&tokens[before..]).map_err(plan_run::told)?;
+        let new = text.get(said + self.written..).filter(|new| !new.ends_with('\u{FFFD}')).unwrap_or("");
+        self.written += new.len();
+        write(new.as_bytes())
+    }
 }
 
 fn write(bytes: &[u8]) -> anyhow::Result<()> {
@@ -82,12 +108,6 @@ fn check(args: &GenerateArgs) -> Result<(), UserError> {
         return Err(UserError::new(
             format!("`--top-p` must be above 0 and at most 1, not {}", args.top_p),
             "0.9 leaves the unlikely tail out, 1 chooses among all tokens",
-        ));
-    }
-    if !args.run.join("config.toml").is_file() {
-        return Err(UserError::new(
-            format!("{} is not the folder of a run: it has no config.toml", args.run.display()),
-            "give the folder that `oases train` wrote, such as runs/quickstart",
         ));
     }
     Ok(())

@@ -1,6 +1,8 @@
 //! One module for each command: what it checks, what it does, what it prints.
 
 mod bench;
+mod data;
+mod eval;
 mod exchange;
 mod explain;
 mod generate;
@@ -19,7 +21,7 @@ mod sources;
 mod text_files;
 mod train;
 
-use crate::args::Command;
+use crate::args::{Command, DataCommand};
 use crate::doctor;
 use crate::environment::Environment;
 use crate::error::{ToldElsewhere, UserError};
@@ -41,6 +43,9 @@ pub fn run(command: &Command, environment: &Environment, terminal: &Terminal) ->
         Command::Generate(args) => generate::run(args, environment, terminal),
         Command::Import(args) => exchange::import(args),
         Command::Export(args) => exchange::export(args, environment, terminal),
+        Command::Tokenize(args) => data::tokenize(args, terminal),
+        Command::Data { command: DataCommand::Inspect(args) } => data::inspect(args),
+        Command::Eval(args) => eval::run(args, environment, terminal),
         Command::Reproduce(args) => reproduce::run(args),
         Command::Doctor => terminal::print(&doctor::report(environment)),
         Command::Completions { shell } => shell::completions(*shell),

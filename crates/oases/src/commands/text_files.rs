@@ -26,9 +26,11 @@ pub fn check(
             )),
         }
     }
-    // A window is a sequence and the token after it; training and validation need one each.
+    // A window is a sequence and the token after it; training and validation need one each. How many tokens other text has is only known
+    // when it is tokenised.
+    let of_bytes = config.data.tokenizer.is_none() && !config.data.text.is_empty();
     let least = 2 * (config.model.sequence as u64 + 1);
-    if problems.is_empty() && bytes < least {
+    if problems.is_empty() && of_bytes && bytes < least {
         problems.push(UserError::new(
             format!("the text has {bytes} bytes, too few for sequences of {} tokens", config.model.sequence),
             format!("give at least {least} bytes in `data.text`, or make `model.sequence` smaller"),

@@ -143,14 +143,33 @@ const BAD_VALUES: &[(&[&str], &str, &str)] = &[
     ),
     (
         &["model.family=opt"],
-        "--set: `model.family` must be \"gpt\", not \"opt\"",
-        "`model.family` is the kind of transformer; for example `family = \"gpt\"`",
+        "--set: `model.family` must be one of \"gpt\", \"llama\", \"mistral\", \"qwen2\", \"qwen3\", \"bert\", not \"opt\"",
+        "did you mean \"gpt\"?",
     ),
     (
-        &["model.vocabulary=100"],
-        "--set: `model.vocabulary` must be a whole number from 256 to 16777216, not 100",
-        "`model.vocabulary` is the number of tokens; text is read as bytes, which need 256; for example \
-         `vocabulary = 256`",
+        &["model.kv_heads=4"],
+        "--set: `model.kv_heads` = 4 does not divide `model.heads` = 6",
+        "key and value heads that do: 1, 2, 3, 6",
+    ),
+    (
+        &["model.rope_scaling=llama3 factor=8"],
+        "--set: `model.rope_scaling` = \"llama3 factor=8\": `llama3` needs `low=`",
+        "for example \"linear factor=4\" or \"llama3 factor=8 low=1 high=4 original=8192\"",
+    ),
+    (
+        &["model.max_positions=4"],
+        "good.toml:5: `model.sequence` = 8 is more than `model.max_positions` = 4",
+        "sequences of at most 4 tokens; a table of positions has no more",
+    ),
+    (
+        &["data.weights=[1, 2]"],
+        "--set: `data.weights` has 2 weights for 1 sources",
+        "a weight for each of `data.files`, and one more for `data.text` if there is any",
+    ),
+    (
+        &["model.vocabulary=1"],
+        "--set: `model.vocabulary` must be a whole number from 2 to 16777216, not 1",
+        "`model.vocabulary` is the number of tokens; text that is read as bytes needs 256; for example `vocabulary = 256`",
     ),
     (
         &["model.dropout=1"],
@@ -264,17 +283,17 @@ fn all_problems_of_a_file_are_told_at_once_with_their_lines() {
         "error: bad.toml:8: unknown key `data.txt`\n\
          error: bad.toml:2: `model.layers` must be a whole number from 1 to 65536, not 0\n\
          error: bad.toml:5: `model.sequence` must be a whole number from 1 to 16777216, not \"8\"\n\
-         error: bad.toml:7: `data.text` is missing\n\
          error: bad.toml:13: `train.learning_rate` must be a number above 0, not true\n\
+         error: bad.toml:7: `data.text` is missing\n\
          error: bad.toml:4: `model.heads` = 5 does not divide `model.hidden` = 24\n\
          \n\
          hint: did you mean `data.text`?\n\
          hint: `model.layers` is the number of layers, each an attention and an MLP block; for example `layers = 4`\n\
          hint: `model.sequence` is the number of tokens in a sequence; for example `sequence = 128`\n\
-         hint: `data.text` is the text files to train on; relative paths start at the current directory; for example \
-         `text = [\"data/moby_dick.txt\"]`\n\
          hint: `train.learning_rate` is the learning rate at its peak, after the warm-up; for example \
          `learning_rate = 2e-3`\n\
+         hint: `data.text` is the text files to train on, plain text or JSONL; relative paths start at the current \
+         directory; for example `text = [\"data/moby_dick.txt\"]`\n\
          hint: heads that do: 1, 2, 3, 4, 6, 8, 12, 24\n",
     );
 }

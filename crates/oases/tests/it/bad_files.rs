@@ -43,10 +43,10 @@ fn an_empty_configuration_lacks_what_has_no_default() {
             "`model.hidden` is missing",
             "`model.heads` is missing",
             "`model.sequence` is missing",
-            "`data.text` is missing",
             "`train.steps` is missing",
             "`train.batch` is missing",
             "`train.learning_rate` is missing",
+            "`data.text` is missing",
         ]
     );
 }
@@ -122,7 +122,7 @@ fn a_pipe_is_not_waited_for() {
 #[test]
 fn generate_wants_the_folder_of_a_run() {
     let folder = Folder::new();
-    let hint = "give the folder that `oases train` wrote, such as runs/quickstart";
+    let hint = "give the folder that `oases train` or `oases import` wrote, such as runs/quickstart";
     folder.refuses(
         &["generate", "runs/x", "--prompt", "Call me"],
         &format!("error: runs/x is not the folder of a run: it has no config.toml\n\nhint: {hint}\n"),

@@ -60,7 +60,7 @@ fn what_cannot_be_understood_is_one_line_and_a_hint() {
         (
             &["man", "trian"],
             "there is no command `trian`",
-            "the commands are train, explain, simulate, profile, plan, bench, generate, reproduce, doctor, completions, man, help",
+            "the commands are train, explain, simulate, profile, plan, bench, generate, import, export, tokenize, data, eval, reproduce, doctor, completions, man, help",
         ),
     ] {
         folder.refuses(arguments, &format!("error: {error}\n\nhint: {hint}\n"));

@@ -10,6 +10,7 @@ mod bad_files;
 mod bench;
 mod command_line;
 mod launch;
+mod models;
 mod output;
 mod plan;
 mod reproduce;
