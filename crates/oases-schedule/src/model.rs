@@ -308,13 +308,13 @@ impl Model {
                 );
             }
         }
-        if let Positions::Learned(rows) = self.positions {
-            if rows < self.sequence || rows > 1 << 30 {
-                return refuse(
-                    format!("sequences of {} tokens and {rows} positions", self.sequence),
-                    format!("a sequence of {rows} tokens at most, or more positions"),
-                );
-            }
+        if let Positions::Learned(rows) = self.positions
+            && (rows < self.sequence || rows > 1 << 30)
+        {
+            return refuse(
+                format!("sequences of {} tokens and {rows} positions", self.sequence),
+                format!("a sequence of {rows} tokens at most, or more positions"),
+            );
         }
         if self.mask == Mask::Sliding(0) {
             return refuse("a sliding window of 0 keys".into(), "a query sees at least itself".into());

@@ -124,7 +124,8 @@ pub fn forward(
         .map_err(|error| Error::configuration(error.message.clone()).with_hint(error.hint.clone()))?;
     let sequences = (batch.inputs.len() / model.sequence) as u32;
     let communicators = group(tensor as usize, LocalOptions::default());
-    let ranks: Vec<Result<(f64, Vec<f32>, Vec<f32>)>> = std::thread::scope(|scope| {
+    // Of each rank the loss, what the head reads, and its part of the logits.
+    let ranks = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..)
             .zip(communicators)
             .map(|(tp_rank, communicator)| {
@@ -137,9 +138,9 @@ pub fn forward(
             })
             .collect();
         let panicked = || Err(Error::internal("a rank of a forward pass panicked"));
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| panicked())).collect()
-    });
-    let ranks = ranks.into_iter().collect::<Result<Vec<_>>>()?;
+        let joined = threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| panicked()));
+        joined.collect::<Result<Vec<_>>>()
+    })?;
     let (tokens, width) = (batch.inputs.len(), model.vocabulary.div_ceil(tensor as usize));
     let mut logits = vec![0.0; tokens * model.vocabulary];
     for (place, (_, _, part)) in ranks.iter().enumerate() {

@@ -95,6 +95,44 @@ impl Counter {
     }
 }
 
+/// How much of the text is done: a bar on a terminal, now and then a line elsewhere.
+pub struct Bytes {
+    terminal: Terminal,
+    bar: Option<ProgressBar>,
+    total: u64,
+    told: Instant,
+}
+
+impl Bytes {
+    /// Starts at 0.
+    pub fn new(terminal: Terminal, total: u64) -> Bytes {
+        let bar = terminal.interactive.then(|| {
+            let style = "{bar:30} {bytes} of {total_bytes}  {bytes_per_sec}  {eta} left";
+            let style = ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar());
+            ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr()).with_style(style)
+        });
+        Bytes { terminal, bar, total, told: Instant::now() }
+    }
+
+    /// So many bytes are done.
+    pub fn at(&mut self, bytes: u64) {
+        if let Some(bar) = &self.bar {
+            bar.set_position(bytes);
+        } else if self.told.elapsed() > Duration::from_secs(10) {
+            self.told = Instant::now();
+            let share = 100.0 * bytes as f64 / self.total.max(1) as f64;
+            self.terminal.line(&format!("tokenised {share:.0} % of {} MB", self.total / 1_000_000));
+        }
+    }
+
+    /// Takes the bar away.
+    pub fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
 /// Renders the events of one run.
 pub struct Progress {
     terminal: Terminal,

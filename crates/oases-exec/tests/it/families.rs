@@ -58,8 +58,11 @@ fn model(name: &str) -> Model {
     }
 }
 
-/// Where a parameter of ours is in their file: a tensor, whether it is stored transposed, and which third of it.
-fn theirs(model: &Model, name: &str) -> (String, bool, Option<usize>) {
+/// A tensor of their file, whether it is stored transposed, and which third of it.
+type Place = (String, bool, Option<usize>);
+
+/// Where a parameter of ours is in their file.
+fn theirs(model: &Model, name: &str) -> Place {
     let whole = |name: String| (name, false, None);
     let gpt2 = matches!(model.positions, Positions::Learned(_)) && model.placement == NormPlacement::Pre;
     let bert = model.placement == NormPlacement::Post;
@@ -159,7 +162,7 @@ fn values(file: &SafeTensors<'_>, name: &str) -> (Vec<f64>, Vec<usize>) {
 }
 
 /// Part of a tensor of theirs in our order.
-fn ours(file: &SafeTensors<'_>, prefix: &str, place: &(String, bool, Option<usize>)) -> Vec<f64> {
+fn ours(file: &SafeTensors<'_>, prefix: &str, place: &Place) -> Vec<f64> {
     let (name, transposed, third) = place;
     let (values, shape) = values(file, &format!("{prefix}{name}"));
     let (rows, columns) = if shape.len() == 2 { (shape[0], shape[1]) } else { (1, shape[0]) };
@@ -188,7 +191,7 @@ impl Folder {
             integers(name).into_iter().map(|token| u32::try_from(token).unwrap_or(IGNORE)).collect()
         };
         let model = model(name);
-        let places: Vec<(String, (String, bool, Option<usize>))> = model
+        let places: Vec<(String, Place)> = model
             .parameters()
             .into_iter()
             .map(|parameter| (parameter.name.clone(), theirs(&model, &parameter.name)))
@@ -235,6 +238,7 @@ impl Folder {
     fn check(&self, outcome: &Outcome, what: &str) {
         let loss = outcome.losses[0];
         assert!((loss / self.loss - 1.0).abs() <= 1e-6, "{what}: loss {loss} instead of {}", self.loss);
+        assert_eq!(outcome.arena_used, outcome.arena_planned, "{what}: the plan is used to the byte");
         let length = |values: &[f64]| values.iter().map(|value| value * value).sum::<f64>().sqrt();
         let largest = self.gradients.values().map(|gradient| length(gradient)).fold(0.0, f64::max);
         for (name, expected) in &self.gradients {

@@ -1,6 +1,10 @@
 //! Folders made by transformers through an import and an export, and folders that are broken.
 
+use std::collections::BTreeMap;
+
+use super::tensors::encode;
 use super::*;
+use crate::checkpoint::Checkpoint;
 
 const FOLDERS: [&str; 9] =
     ["gpt2", "llama", "llama-linear", "llama-scaled", "llama-yarn", "mistral", "qwen2", "qwen3", "bert"];

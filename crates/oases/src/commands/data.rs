@@ -1,9 +1,7 @@
 //! `oases tokenize` and `oases data inspect`: text into tokens, and a look at what came of it.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use oases_train::data::indexed::Indexed;
 use oases_train::data::tokenize::{TokenizeOptions, Tokenized, tokenize as write_tokens};
 use oases_train::data::tokenizer::Tokenizer;
@@ -12,6 +10,7 @@ use serde_json::json;
 use super::plan_run;
 use crate::args::{Format, InspectArgs, TokenizeArgs};
 use crate::error::UserError;
+use crate::progress::Bytes;
 use crate::terminal::{self, Terminal};
 
 /// Characters of a sample that are shown.
@@ -86,41 +85,6 @@ fn report(args: &TokenizeArgs, done: &Tokenized, end: Option<u32>) -> anyhow::Re
         text += &format!("went on from byte {resumed_at} of an interrupted run\n");
     }
     terminal::print(&text)
-}
-
-/// How much of the text is done: a bar on a terminal, now and then a line elsewhere.
-struct Bytes {
-    terminal: Terminal,
-    bar: Option<ProgressBar>,
-    total: u64,
-    told: Instant,
-}
-
-impl Bytes {
-    fn new(terminal: Terminal, total: u64) -> Bytes {
-        let bar = terminal.interactive.then(|| {
-            let style = "{bar:30} {bytes} of {total_bytes}  {bytes_per_sec}  {eta} left";
-            let style = ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar());
-            ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr()).with_style(style)
-        });
-        Bytes { terminal, bar, total, told: Instant::now() }
-    }
-
-    fn at(&mut self, bytes: u64) {
-        if let Some(bar) = &self.bar {
-            bar.set_position(bytes);
-        } else if self.told.elapsed() > Duration::from_secs(10) {
-            self.told = Instant::now();
-            let share = 100.0 * bytes as f64 / self.total.max(1) as f64;
-            self.terminal.line(&format!("tokenised {share:.0} % of {} MB", self.total / 1_000_000));
-        }
-    }
-
-    fn finish(&self) {
-        if let Some(bar) = &self.bar {
-            bar.finish_and_clear();
-        }
-    }
 }
 
 /// What is shown of the lengths of documents.
