@@ -1,9 +1,8 @@
-//! Next-token logits from a checkpoint: the evaluation schedule on one sequence, on one rank.
-//!
-//! Every token runs the whole window again. Attention is causal, so what stands behind the last token has no effect.
+//! Next-token logits from a checkpoint: the evaluation schedule on a sequence of one token, on one rank, with the keys and values of the
+//! tokens before.
 
 use oases_exec::Backend;
-use oases_schedule::{Model, Slot, Span, Workspace};
+use oases_schedule::{Mask, Model, Positions, Slot, Workspace};
 
 use crate::checkpoint::Checkpoint;
 use crate::data::Batch;
@@ -14,31 +13,75 @@ use crate::job::describe_model;
 /// A model with its weights, ready to continue a text.
 pub struct Generator {
     rank: ForwardRank,
-    /// The window, padded to the model's sequence length.
-    window: Batch,
+    /// Tokens that a context can have.
+    length: usize,
+    /// Cosines and sines of all positions; empty where positions are not rotated.
+    rotations: Vec<f32>,
+    /// The tokens whose keys and values are there, and where in the text they begin.
+    context: Vec<u32>,
+    first: usize,
+    token: Batch,
 }
 
 impl Generator {
     /// Reads the weights of a checkpoint, which must be of this model.
     pub fn load(model: &Model, checkpoint: &Checkpoint, workspace: Workspace) -> Result<Generator> {
         checkpoint.metadata().expect_model(&describe_model(model), checkpoint.path())?;
-        let mut window = Batch::default();
-        window.pad(model.sequence, model.sequence);
-        Ok(Generator { rank: ForwardRank::alone(model, checkpoint, workspace, 1)?, window })
+        if model.mask == Mask::Bidirectional {
+            return Err(Error::configuration("this model fills in hidden tokens and continues no text")
+                .with_hint("`oases eval` takes its loss; models of the family bert are not for generation"));
+        }
+        let one = Model { sequence: 1, ..model.clone() };
+        let rotations = match model.positions {
+            Positions::Rotary(rotary) => rotary.table(model.head_dim, model.sequence),
+            Positions::Learned(_) => Vec::new(),
+        };
+        let mut token = Batch::default();
+        token.pad(1, 1);
+        Ok(Generator {
+            rank: ForwardRank::alone(&one, checkpoint, workspace, 1)?,
+            length: model.sequence,
+            rotations,
+            context: Vec::new(),
+            first: 0,
+            token,
+        })
     }
 
-    /// Logits `[vocabulary]` of the token that follows `tokens`, of which the model sees the last window.
+    /// Logits `[vocabulary]` of the token that follows `tokens`. The model sees a window of them, which ends with the last. Where it is full
+    /// the next begins with its latter half, so of a long text at least half a window is seen.
     pub fn logits(&mut self, tokens: &[u32], logits: &mut Vec<f32>) -> Result<()> {
-        let length = self.window.inputs.len();
-        let seen = &tokens[tokens.len().saturating_sub(length)..];
-        let last = seen.len().checked_sub(1).ok_or_else(|| Error::internal("no token to continue"))?;
-        self.window.inputs.fill(0);
-        self.window.inputs[..seen.len()].copy_from_slice(seen);
-        self.rank.run(&self.window)?;
-        let vocabulary = self.rank.statics.model.vocabulary;
-        logits.resize(vocabulary, 0.0);
-        let (bytes, all) = (vocabulary * size_of::<f32>(), self.rank.head().span(Slot::Logits));
-        self.rank.backend.read(Span { offset: all.offset + last * bytes, bytes }, logits);
+        if tokens.is_empty() {
+            return Err(Error::internal("no token to continue"));
+        }
+        if tokens.len() - self.first.min(tokens.len()) > self.length || tokens.len() <= self.first {
+            self.first = if tokens.len() > self.length { tokens.len() - self.length.div_ceil(2) } else { 0 };
+        }
+        let seen = &tokens[self.first..];
+        // What goes on from before is not computed again; the last token is, for its logits.
+        let same = self.context.iter().zip(seen).take_while(|(kept, token)| kept == token).count();
+        let known = same.min(seen.len() - 1);
+        self.context.truncate(known);
+        for &token in &seen[known..] {
+            self.advance(token)?;
+        }
+        logits.resize(self.rank.statics.model.vocabulary, 0.0);
+        let all = self.rank.head().span(Slot::Logits);
+        self.rank.backend.read(all, logits);
+        Ok(())
+    }
+
+    fn advance(&mut self, token: u32) -> Result<()> {
+        let position = self.context.len();
+        let rank = &mut self.rank;
+        let row = rank.statics.rotations.bytes / size_of::<f32>();
+        if row > 0 {
+            rank.backend.write(rank.statics.rotations, &self.rotations[position * row..][..row]);
+        }
+        rank.backend.at_position(position);
+        self.token.inputs[0] = token;
+        rank.run(&self.token)?;
+        self.context.push(token);
         Ok(())
     }
 }

@@ -4,6 +4,7 @@ use oases_schedule::{Activation, Bytes, Instruction, Model, NormKind, Operands, 
 
 use super::activation::{gelu, gelu_backward, gelu_erf, gelu_erf_backward, swiglu, swiglu_backward};
 use super::attention::{attention, attention_backward};
+use super::cache::Cache;
 use super::cross_entropy::{combine, cross_entropy_backward, statistics};
 use super::embedding::{embed, embed_backward};
 use super::heads::{norm_heads, norm_heads_backward, rotate};
@@ -21,12 +22,18 @@ use crate::operators::{
 #[derive(Debug)]
 pub struct CpuBackend {
     arena: Arena,
+    cache: Option<Cache>,
 }
 
 impl CpuBackend {
     /// A backend on this arena.
     pub fn new(arena: Arena) -> CpuBackend {
-        CpuBackend { arena }
+        CpuBackend { arena, cache: None }
+    }
+
+    /// From here on a step is one token of a text, at this position; see [`Cache`].
+    pub fn at_position(&mut self, position: usize) {
+        self.cache.get_or_insert_default().begin(position);
     }
 
     /// What the attention kernels want as workspace, for the memory plan.
@@ -140,10 +147,14 @@ impl Backend for CpuBackend {
     fn join(&mut self, x: Span, residual: Span, term: Term, hidden: usize, dropout: Option<Dropout>) {
         let mut claims = self.arena.claims();
         let residual = claims.read_optional(present(residual));
+        // The table's row of the token at hand.
+        let row = self.cache.as_ref().map_or(0, |cache| cache.position() * hidden * size_of::<f32>());
         let term = match term {
             Term::None => RowTerm::None,
             Term::Bias(span) => RowTerm::Bias(claims.read(span)),
-            Term::Positions(span) => RowTerm::Positions(claims.read(span)),
+            Term::Positions(span) => {
+                RowTerm::Positions(claims.read(Span { offset: span.offset + row, ..span }))
+            }
             Term::PositionsAndTypes { positions, types, table } => RowTerm::PositionsAndTypes {
                 positions: claims.read(positions),
                 types: claims.read(types),
@@ -239,6 +250,9 @@ impl Backend for CpuBackend {
     ) {
         let mut claims = self.arena.claims();
         let (qkv, lengths) = (claims.read(qkv), claims.read_optional(present(lengths)).unwrap_or(&[]));
+        if let Some(cache) = &mut self.cache {
+            return cache.attend(&shape, qkv, claims.write(out));
+        }
         let (out, lse, workspace) = (claims.write(out), claims.write(lse), claims.write(workspace));
         attention(&shape, qkv, lengths, out, lse, workspace);
     }

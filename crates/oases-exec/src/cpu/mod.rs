@@ -10,6 +10,7 @@
 pub mod activation;
 pub mod attention;
 pub(crate) mod backend;
+pub mod cache;
 pub mod cross_entropy;
 pub mod embedding;
 mod gemm;

@@ -8,7 +8,7 @@ use oases_train::checkpoint::{Checkpoint, Checkpoints};
 use oases_train::data::{Batch, IGNORE};
 use oases_train::exchange::import;
 use oases_train::run_dir::RunPaths;
-use oases_train::{DataOptions, EvaluateOptions, evaluate, forward};
+use oases_train::{DataOptions, EvaluateOptions, Generator, evaluate, forward};
 use safetensors::SafeTensors;
 
 fn folder(name: &str) -> PathBuf {
@@ -122,4 +122,41 @@ fn a_text_is_evaluated_token_by_token() {
     assert!((found.bits_per_byte().unwrap() / (loss / 40.0 / 2_f64.ln()) - 1.0).abs() < 1e-6);
     let again = evaluate(&model, &checkpoint, workspace, &options(1), |_, _| {}).unwrap();
     assert!((again.loss / found.loss - 1.0).abs() < 1e-6);
+}
+
+/// With keys and values kept, a text that grows has the logits of one that is read as a whole; beyond a window, those of its latter half.
+#[test]
+fn a_growing_text_has_the_logits_of_a_whole_one() {
+    for name in ["gpt2", "llama", "llama-scaled", "mistral", "qwen2", "qwen3"] {
+        let dir = tempfile::tempdir().unwrap();
+        let (model, checkpoint) = imported(name, dir.path());
+        let workspace = CpuBackend::workspace(&model);
+        let mut generator = Generator::load(&model, &checkpoint, workspace).unwrap();
+        let sequence = model.sequence;
+        let tokens: Vec<u32> = (0..sequence as u32 + 9).map(|place| place * place * 7 % 41).collect();
+        let whole = |seen: &[u32], last: usize| {
+            let mut batch = Batch {
+                inputs: seen.to_vec(),
+                targets: vec![IGNORE; sequence],
+                types: vec![0; sequence],
+                lengths: vec![sequence as u32],
+            };
+            batch.inputs.resize(sequence, 0);
+            let logits = forward(&model, &checkpoint, workspace, 1, &batch).unwrap().logits;
+            logits[last * model.vocabulary..][..model.vocabulary].to_vec()
+        };
+        let (mut logits, mut first) = (Vec::new(), 0);
+        // A text that grows, one of its earlier forms once more, another text, and on.
+        let lengths: Vec<usize> = [3, 4, 5, 9, 7, 8].into_iter().chain(10..=tokens.len()).collect();
+        for length in lengths {
+            if length - first > sequence {
+                first = length - sequence.div_ceil(2);
+            }
+            generator.logits(&tokens[..length], &mut logits).unwrap();
+            let expected = whole(&tokens[first..length], length - first - 1);
+            let off = logits.iter().zip(&expected).map(|(found, expected)| (found - expected).abs());
+            let most = expected.iter().fold(0.0_f32, |most, logit| most.max(logit.abs()));
+            assert!(off.fold(0.0, f32::max) <= 1e-5 * most, "{name}, {length} tokens");
+        }
+    }
 }

@@ -3,7 +3,6 @@
 use std::io::Write;
 
 use oases_exec::CpuBackend;
-use oases_schedule::Mask;
 use oases_train::Generator;
 use oases_train::data::tokenizer::Tokenizer;
 use oases_train::sampling::{Sampler, Sampling};
@@ -19,13 +18,6 @@ pub fn run(args: &GenerateArgs, environment: &Environment, terminal: &Terminal) 
     check(args)?;
     let (folder, checkpoint) = run_folder::open(&args.run, environment, terminal)?;
     let model = folder.model.model();
-    if model.mask == Mask::Bidirectional {
-        return Err(UserError::new(
-            "this model fills in hidden tokens and continues no text",
-            "`oases eval` takes its loss; models of the family bert are not for generation",
-        )
-        .into());
-    }
     let tokenizer = match &folder.tokenizer {
         Some(path) => Tokenizer::open(path).map_err(plan_run::told)?,
         None => Tokenizer::bytes(),
