@@ -1,4 +1,7 @@
-//! Text files as documents: plain text, a file a document; JSONL, a line a document.
+//! Text files as documents: plain text, a file a document; JSONL, a line a document; parquet, a row a document.
+
+#[cfg(feature = "parquet")]
+mod rows;
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
@@ -31,12 +34,20 @@ pub(crate) struct Place {
     pub empty: u64,
 }
 
+/// How a file holds documents.
+enum Kind {
+    Text,
+    Lines,
+    #[cfg(feature = "parquet")]
+    Rows(Box<rows::Rows>),
+}
+
 /// The documents of one file, in order.
 pub(crate) struct Documents {
     name: String,
     reader: BufReader<File>,
     field: String,
-    jsonl: bool,
+    kind: Kind,
     /// Whether plain text may be cut behind single line breaks.
     cut: bool,
     place: Place,
@@ -45,28 +56,34 @@ pub(crate) struct Documents {
 }
 
 impl Documents {
-    /// Opens a file from a place on. Files that end in `.jsonl`, `.ndjson` or `.json` have a document in `field` of each line.
+    /// Opens a file from a place on. Files that end in `.jsonl`, `.ndjson` or `.json` have a document in `field` of each line, those that end
+    /// in `.parquet` in the column of that name of each row.
     pub(crate) fn open(path: &Path, field: &str, cut: bool, from: Place) -> Result<Documents> {
         let name = path.display().to_string();
         let failed = |error: std::io::Error| {
             Error::data(format!("cannot read data file {name}: {error}"))
                 .with_hint("paths are relative to the current folder")
         };
-        let mut file = File::open(path).map_err(failed)?;
-        if !file.metadata().map_err(failed)?.is_file() {
+        // Asked before opening: to open a pipe would wait for its writer.
+        if !std::fs::metadata(path).map_err(failed)?.is_file() {
             return Err(Error::data(format!("data file {name} is not a regular file"))
                 .with_hint("name the files, one by one"));
         }
-        file.seek(SeekFrom::Start(from.bytes)).map_err(failed)?;
-        let jsonl = path
-            .extension()
-            .is_some_and(|extension| ["jsonl", "ndjson", "json"].iter().any(|known| extension == *known));
+        let mut file = File::open(path).map_err(failed)?;
+        let kind = match path.extension().and_then(|extension| extension.to_str()) {
+            Some("jsonl" | "ndjson" | "json") => Kind::Lines,
+            Some("parquet") => Self::rows(&name, &file, field, from)?,
+            _ => Kind::Text,
+        };
+        if matches!(kind, Kind::Text | Kind::Lines) {
+            file.seek(SeekFrom::Start(from.bytes)).map_err(failed)?;
+        }
         let reader = BufReader::with_capacity(BUFFER_BYTES, file);
         Ok(Documents {
             name,
             reader,
             field: field.to_owned(),
-            jsonl,
+            kind,
             cut,
             place: from,
             line: Vec::new(),
@@ -79,7 +96,50 @@ impl Documents {
         if self.finished {
             return Ok(None);
         }
-        if self.jsonl { self.next_line() } else { self.next_text() }
+        match self.kind {
+            Kind::Text => self.next_text(),
+            Kind::Lines => self.next_line(),
+            #[cfg(feature = "parquet")]
+            Kind::Rows(_) => self.next_row(),
+        }
+    }
+
+    #[cfg(feature = "parquet")]
+    fn rows(name: &str, file: &File, field: &str, from: Place) -> Result<Kind> {
+        let file = file.try_clone().map_err(|error| error.to_string());
+        let rows = file.and_then(|file| rows::Rows::open(file, field, from.lines));
+        rows.map(|rows| Kind::Rows(Box::new(rows))).map_err(|problem| {
+            Error::data(format!("data file {name}: {}", problem.replace('\n', " ")))
+                .with_hint("data.field, or --field, names the column of the text")
+        })
+    }
+
+    #[cfg(not(feature = "parquet"))]
+    fn rows(name: &str, _: &File, _: &str, _: Place) -> Result<Kind> {
+        Err(Error::data(format!("data file {name}: this program was built without parquet")).with_hint(
+            "build it with `cargo build --release --features parquet`, or convert the file to JSONL",
+        ))
+    }
+
+    #[cfg(feature = "parquet")]
+    fn next_row(&mut self) -> Result<Option<Piece>> {
+        let Kind::Rows(rows) = &mut self.kind else { return Ok(None) };
+        loop {
+            let row = rows.next().map_err(|problem| {
+                let message = format!("data file {}: row {}: {problem}", self.name, self.place.lines);
+                Error::data(message.replace('\n', " ")).with_hint("the file is damaged; write it again")
+            })?;
+            let Some(text) = row else {
+                self.finished = true;
+                return Ok(None);
+            };
+            self.place.lines += 1;
+            if text.is_empty() {
+                self.place.empty += 1;
+                continue;
+            }
+            return Ok(Some(Piece { text, ends: true, place: self.place }));
+        }
     }
 
     /// Documents without text so far.

@@ -96,7 +96,12 @@ impl Indexed {
     pub fn open(prefix: &Path) -> Result<Indexed> {
         let [bin_path, idx_path] = paths(prefix);
         let open = |path: &Path| {
-            File::open(path).map_err(|error| {
+            // Asked before opening: to open a pipe would wait for its writer.
+            let file = std::fs::metadata(path).and_then(|about| match about.is_file() {
+                true => File::open(path),
+                false => Err(std::io::Error::other("it is not a regular file")),
+            });
+            file.map_err(|error| {
                 Error::data(format!("cannot read data file {}: {error}", path.display())).with_hint(
                     "data.files names the two files that `oases tokenize` writes without their ends, .bin and .idx",
                 )
@@ -104,8 +109,7 @@ impl Indexed {
         };
         let (bin, idx) = (open(&bin_path)?, open(&idx_path)?);
         let length = |file: &File, path: &Path| {
-            let about = file.metadata().map_err(|error| Error::input_output(READ, path, error))?;
-            Ok::<u64, Error>(if about.is_file() { about.len() } else { 0 })
+            file.metadata().map(|about| about.len()).map_err(|error| Error::input_output(READ, path, error))
         };
         let (bin_bytes, idx_bytes) = (length(&bin, &bin_path)?, length(&idx, &idx_path)?);
         let refuse = |what: String| {
