@@ -12,7 +12,13 @@ pub fn changes(before: &str, after: &str) -> Vec<String> {
         .filter(|key| key.path != "run.dir")
         .filter_map(|key| {
             let (before, after) = (value(&before, key), value(&after, key));
-            (before != after).then(|| format!("{} {} → {}", key.path, text(before), text(after)))
+            // An older version did not save keys that it did not have: what is left out is the default.
+            let unsaid = before.is_none()
+                && match key.default {
+                    keys::WhenLeftOut::Value(text) => after.is_some_and(|after| after.to_string() == text),
+                    _ => key.section() == "model",
+                };
+            (before != after && !unsaid).then(|| format!("{} {} → {}", key.path, text(before), text(after)))
         })
         .collect()
 }
@@ -38,6 +44,10 @@ mod tests {
             changes(before, after),
             ["data.validation 0.05 → 0.1", "link.latency none → \"1 us\"", "train.steps 500 → 130"]
         );
+        let newer = format!("{before}[model]\nkv_heads = 3\nnorm = \"layer_norm\"\n");
+        assert_eq!(changes(before, &newer), [""; 0]);
+        let newer = format!("{before}[model]\nnorm = \"rms_norm\"\n");
+        assert_eq!(changes(before, &newer), ["model.norm none → \"rms_norm\""]);
         assert_eq!(changes(before, before), [""; 0]);
         assert_eq!(changes("steps =", after), [""; 0]);
     }
