@@ -89,7 +89,8 @@ pub fn import(dir: &Path, out: &Path, describe: impl Fn(&Imported) -> String) ->
 /// Reads `config.json` of a folder of theirs.
 pub fn read_config(dir: &Path) -> Result<(Family, Model)> {
     let path = dir.join("config.json");
-    let about = fs::metadata(&path).map_err(|_| {
+    // A pipe of that name would be waited for.
+    let about = fs::metadata(&path).ok().filter(fs::Metadata::is_file).ok_or_else(|| {
         Error::configuration(format!("{} has no config.json", dir.display())).with_hint(
             "give a folder as `save_pretrained` of transformers writes it, with config.json and model.safetensors",
         )
@@ -277,7 +278,8 @@ fn partial_folder(out: &Path) -> Result<PathBuf> {
         return Err(Error::configuration(format!("{} exists already", out.display()))
             .with_hint("give the name of a new folder, or remove that one"));
     }
-    let mut name = out.as_os_str().to_owned();
+    // Components leave out a slash at the end, behind which the new folder would lie within the one to be made.
+    let mut name = out.components().collect::<PathBuf>().into_os_string();
     name.push(".tmp");
     let partial = PathBuf::from(name);
     // What an earlier attempt has left is nobody's.

@@ -181,6 +181,25 @@ fn broken_folders_are_refused_in_one_line() {
     assert!(message.ends_with("has no model.safetensors"), "{message}");
 }
 
+#[test]
+fn a_slash_ends_the_name_of_a_folder() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("run");
+    import(&folder("llama"), &out.join(""), |_| String::new()).unwrap();
+    assert!(out.join("source/config.json").is_file());
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+}
+
+/// A socket stands for whatever is no file: a pipe would be waited for.
+#[cfg(unix)]
+#[test]
+fn what_is_no_file_is_no_configuration() {
+    let dir = tempfile::tempdir().unwrap();
+    let _socket = std::os::unix::net::UnixListener::bind(dir.path().join("config.json")).unwrap();
+    let message = import(dir.path(), &dir.path().join("run"), |_| String::new()).unwrap_err();
+    assert!(message.to_string().ends_with("has no config.json"), "{message}");
+}
+
 /// Bytes are changed, cut out and repeated at random places: whatever comes of it, nobody panics, and nothing is allocated by a length
 /// that was not compared with the file.
 #[test]
