@@ -113,8 +113,8 @@ impl Tokens {
 
 /// The file and its length.
 fn open(path: &Path) -> Result<(File, usize)> {
-    let file = File::open(path).map_err(|source| unreadable(path, &source))?;
-    let kind = file.metadata().map_err(|source| unreadable(path, &source))?;
+    // Asked before opening: to open a pipe would wait for its writer.
+    let kind = std::fs::metadata(path).map_err(|source| unreadable(path, &source))?;
     if !kind.is_file() {
         let what = if kind.is_dir() { "is a folder" } else { "is not a regular file" };
         return Err(Error::data(format!("data file {} {what}", path.display()))
@@ -124,6 +124,7 @@ fn open(path: &Path) -> Result<(File, usize)> {
         return Err(Error::data(format!("data file {} is empty", path.display()))
             .with_hint("take it out of data.text, or check how it was made"));
     }
+    let file = File::open(path).map_err(|source| unreadable(path, &source))?;
     Ok((file, kind.len() as usize))
 }
 
@@ -180,6 +181,13 @@ mod tests {
         assert!(message(&[empty], 256).ends_with("empty is empty"));
         assert!(message(&[dir.path().to_owned()], 256).ends_with("is a folder"));
         assert!(message(&[PathBuf::from("/dev/null")], 256).ends_with("is not a regular file"));
+        // A socket stands for a pipe: neither may be opened to learn what it is.
+        #[cfg(unix)]
+        {
+            let socket = dir.path().join("socket");
+            let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+            assert!(message(&[socket], 256).ends_with("is not a regular file"));
+        }
         assert_eq!(
             message(&[text], 128),
             format!("data file {shown}: byte 195 at offset 3 is not below the vocabulary of 128")
