@@ -200,7 +200,7 @@ fn hint_for(kind: io::ErrorKind) -> Option<&'static str> {
         }
         io::ErrorKind::NotFound => Some("check the path; it is relative to the current folder"),
         io::ErrorKind::NotADirectory => Some("a part of the path is a file; choose another place"),
-        _ => None,
+        _ => Some("check the path, and the device that it is on"),
     }
 }
 

@@ -163,7 +163,10 @@ impl Fields<'_> {
         self.expect("attention_bias", &[json!(false)])?;
         self.expect("partial_rotary_factor", &[json!(1), json!(1.0)])?;
         let (hidden, heads) = (self.size("hidden_size")?, self.size("num_attention_heads")?);
-        let longest = self.size_or("max_position_embeddings", 2048)?.max(1);
+        let longest = match self.size_or("max_position_embeddings", 2048)? {
+            0 => return self.refuse("`max_position_embeddings` is 0".into()),
+            longest => longest,
+        };
         let window = self.size_or("sliding_window", 0)?;
         let mask = match family {
             Family::Mistral if window > 0 => Mask::Sliding(window),
